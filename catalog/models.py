@@ -1,0 +1,276 @@
+"""What operators want, as the database keeps it: models, their names, profiles and fallbacks; keys; events.
+
+The law itself is `catalog/spec.py`; constraints repeat what a race could break. Rows are written by the verbs in
+`catalog/actions.py` and by nobody else. Durations are whole nanoseconds, as in the law.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, models, transaction
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from catalog import spec
+
+
+def database_now() -> datetime:
+    """The database's clock, which is the only one that rows are compared with."""
+    row, _ = Revision.objects.get_or_create(pk=1)
+    return Revision.objects.filter(pk=row.pk).values_list(Now(), flat=True).get()
+
+
+class Revision(models.Model):
+    """One row that counts changes. Gateways ask for rows newer than the number they have seen."""
+
+    value = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(pk=1), name="there_is_one_revision")]
+
+    @classmethod
+    def advance(cls) -> int:
+        """The next number. Its row stays locked until the caller's transaction ends, so numbers become visible in
+        order: a reader that has seen n has seen everything up to n."""
+        if not connection.in_atomic_block:
+            raise transaction.TransactionManagementError("Revision.advance belongs to its change's transaction")
+        row, _ = cls.objects.get_or_create(pk=1)
+        cls.objects.filter(pk=row.pk).update(value=F("value") + 1)
+        return cls.current()
+
+    @classmethod
+    def current(cls) -> int:
+        return cls.objects.get_or_create(pk=1)[0].value
+
+
+class Model(models.Model):
+    """A catalog entry. `name` repeats the canonical row of Name, in the same transaction."""
+
+    class Source(models.TextChoices):
+        UNCHECKED = "", "not checked"
+        OK = "ok", "found"
+        WARN = "warn", "found, with a warning"
+        REFUSE = "refuse", "refused, kept by an operator's word"
+
+    name = models.CharField(max_length=200, unique=True)
+    description = models.TextField(blank=True)
+    source = models.TextField()
+    routing_profile = models.CharField(max_length=20, blank=True)
+    scaling_min = models.PositiveIntegerField(default=0)
+    scaling_max = models.PositiveIntegerField(default=0)
+    idle_timeout_ns = models.PositiveBigIntegerField(default=0)
+    ttft_p99_ns = models.PositiveBigIntegerField(default=0)
+    tpot_p99_ns = models.PositiveBigIntegerField(default=0)
+    context_length = models.PositiveBigIntegerField(default=0)
+    max_output = models.PositiveBigIntegerField(default=0)
+    can_tools = models.BooleanField(default=False)
+    can_vision = models.BooleanField(default=False)
+    can_embeddings = models.BooleanField(default=False)
+
+    # What the last source check found; the sentence is the law's own.
+    source_state = models.CharField(max_length=10, choices=Source, blank=True, default="")
+    source_sentence = models.TextField(blank=True)
+    source_facts = models.JSONField(default=dict, blank=True)
+    source_checked_at = models.DateTimeField(null=True, blank=True)
+    source_skipped_by = models.CharField(max_length=150, blank=True)
+    source_revision = models.CharField(max_length=64, blank=True, help_text="the commit that a launch pins")
+
+    created_at = models.DateTimeField(db_default=Now())
+    changed_at = models.DateTimeField(db_default=Now())
+    revision = models.BigIntegerField(default=0, db_index=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.CheckConstraint(condition=~Q(name=""), name="a_model_has_a_name"),
+            models.CheckConstraint(condition=~Q(source=""), name="a_model_has_a_source"),
+            models.CheckConstraint(
+                condition=Q(scaling_max__gte=F("scaling_min")), name="scaling_max_is_not_below_min"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """The model as the law reads it; `profiles`, `names` and `fallbacks` are best prefetched."""
+        return {
+            "name": self.name,
+            "aliases": [row.name for row in self.names.all() if not row.is_canonical],
+            "description": self.description,
+            "source": self.source,
+            "profiles": [profile.as_dict() for profile in self.profiles.all()],
+            "scaling": {
+                "min": self.scaling_min,
+                "max": self.scaling_max,
+                "idle_timeout": self.idle_timeout_ns,
+            },
+            "fallbacks": [row.name_id for row in self.fallbacks.all()],
+            "routing_profile": self.routing_profile,
+            "slo": {"TTFTp99": self.ttft_p99_ns, "TPOTp99": self.tpot_p99_ns},
+            "context_length": self.context_length,
+            "max_output": self.max_output,
+            "capabilities": {
+                "tools": self.can_tools,
+                "vision": self.can_vision,
+                "embeddings": self.can_embeddings,
+            },
+        }
+
+    @property
+    def spec(self) -> spec.ModelSpec:
+        return spec.ModelSpec.load(self.as_dict())
+
+
+class Name(models.Model):
+    """Every name a request may use, canonical and alias, in one table, so that none can be claimed twice."""
+
+    name = models.CharField(max_length=200, primary_key=True)
+    model = models.ForeignKey(Model, models.CASCADE, related_name="names")
+    is_canonical = models.BooleanField(default=False)
+    position = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["model", "position"]
+        constraints = [
+            models.CheckConstraint(condition=~Q(name=""), name="a_name_is_not_empty"),
+            models.UniqueConstraint(
+                fields=["model"], condition=Q(is_canonical=True), name="a_model_has_one_canonical_name"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Fallback(models.Model):
+    """Where requests go when the model cannot answer, in order, by the name as typed (an alias, too)."""
+
+    model = models.ForeignKey(Model, models.CASCADE, related_name="fallbacks")
+    position = models.PositiveIntegerField()
+    # RESTRICT, not PROTECT: a model that is its own alias's only user may still go as a whole.
+    name = models.ForeignKey(Name, models.RESTRICT, related_name="fallback_of")
+
+    class Meta:
+        ordering = ["model", "position"]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "position"], name="a_fallback_has_its_place"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name_id
+
+
+class Profile(models.Model):
+    """One way to run a model on one GPU class. An empty gpu_class means without a card."""
+
+    model = models.ForeignKey(Model, models.CASCADE, related_name="profiles")
+    position = models.PositiveIntegerField(default=0)
+    name = models.CharField(max_length=200)
+    engine = models.CharField(max_length=20, choices=[(engine, engine) for engine in spec.ENGINES])
+    gpu_class = models.CharField("GPU class", max_length=200, blank=True)
+    tp = models.PositiveIntegerField("TP", default=1)
+    pp = models.PositiveIntegerField("PP", default=0)
+    gpus_per_node = models.PositiveIntegerField("GPUs per node", default=0)
+    nodes = models.PositiveIntegerField(default=1)
+    args = models.JSONField(default=list, blank=True)
+    env = models.JSONField(default=dict, blank=True)
+    min_memory_gb = models.PositiveIntegerField("memory, GB", default=0)
+    min_disk_gb = models.PositiveIntegerField("disk, GB", default=0)
+    node_selector = models.JSONField(default=dict, blank=True)
+    weight = models.FloatField(default=1)
+    priority = models.IntegerField(default=0)
+    startup_timeout_ns = models.PositiveBigIntegerField(default=0)
+    fingerprint = models.CharField(max_length=16, editable=False, help_text="of the contents above")
+
+    class Meta:
+        ordering = ["model", "position"]
+        constraints = [
+            models.UniqueConstraint(fields=["model", "name"], name="a_profile_is_declared_once"),
+            models.CheckConstraint(condition=~Q(name=""), name="a_profile_has_a_name"),
+            models.CheckConstraint(condition=Q(tp__gte=1, nodes__gte=1), name="a_profile_has_tp_and_nodes"),
+            models.CheckConstraint(condition=Q(weight__gt=0), name="a_weight_is_above_zero"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "gpu_class": self.gpu_class,
+            "tp": self.tp,
+            "pp": self.pp,
+            "gpus_per_node": self.gpus_per_node,
+            "nodes": self.nodes,
+            "args": self.args,
+            "env": self.env,
+            "min_memory_gb": self.min_memory_gb,
+            "min_disk_gb": self.min_disk_gb,
+            "node_selector": self.node_selector,
+            "weight": self.weight,
+            "priority": self.priority,
+            "startup_timeout": self.startup_timeout_ns,
+        }
+
+
+class Tombstone(models.Model):
+    """A name that left the catalog, so that a gateway which asks for what is newer learns of it, too."""
+
+    name = models.CharField(max_length=200)
+    revision = models.BigIntegerField(db_index=True)
+    at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Key(models.Model):
+    """An API key. Its secret is kept as an HMAC only; the text was shown once."""
+
+    class Scope(models.TextChoices):
+        INFERENCE = "inference", "/v1/ alone"
+        MANAGE = "manage", "/v1/ and, as its owner, /api/"
+
+    id = models.CharField(max_length=8, primary_key=True)
+    name = models.CharField(max_length=200)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="keys")
+    scope = models.CharField(max_length=10, choices=Scope, default=Scope.INFERENCE)
+    digest = models.CharField(max_length=64)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    revision = models.BigIntegerField(default=0, db_index=True)
+
+    class Meta:
+        ordering = ["created_at"]
+        verbose_name = "API key"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+
+class Event(models.Model):
+    """Who did what to what, and why. Rows are added, never changed. `by` is empty for llmgw's own doing."""
+
+    at = models.DateTimeField(db_default=Now(), db_index=True)
+    by = models.CharField(max_length=150, blank=True)
+    door = models.CharField(max_length=20, blank=True, help_text="admin, api, command, or the loop")
+    verb = models.CharField(max_length=40)
+    kind = models.CharField(max_length=20, help_text="what it was done to: model, key, node, replica")
+    subject = models.CharField(max_length=200, db_index=True)
+    why = models.TextField(blank=True)
+    detail = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.kind} {self.subject}"

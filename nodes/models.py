@@ -1,0 +1,236 @@
+"""What there is, as the database keeps it: nodes, replicas and their ranks, claims, demand, the pass's lease.
+
+Every column has one writer, named in its model: operators (through verbs), the reconciler's assignments, what
+agents report, or a gateway. See `nodes/plan.py` for what follows from it.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from catalog.models import Model, Profile
+
+
+class Cluster(models.Model):
+    """One row: which cluster this database is. Agents serve one cluster only."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, editable=False)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(pk=1), name="there_is_one_cluster")]
+
+    def __str__(self) -> str:
+        return str(self.uuid)
+
+    @classmethod
+    def this(cls) -> Cluster:
+        return cls.objects.get_or_create(pk=1)[0]
+
+
+class Lease(models.Model):
+    """Who may reconcile now. `token` grows with each holder; an agent refuses a smaller one than it has seen."""
+
+    name = models.CharField(max_length=40, primary_key=True)
+    holder = models.CharField(max_length=100, blank=True)
+    token = models.BigIntegerField(default=0)
+    expires_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Node(models.Model):
+    """A machine. Operators write name, address, cordon; observation writes the rest."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    name = models.CharField(max_length=200, unique=True)
+    address = models.CharField(
+        max_length=500, help_text="where its agent listens, such as http://10.0.0.7:8378"
+    )
+    token_generation = models.PositiveIntegerField(default=1)
+    cordoned_by = models.CharField(max_length=150, blank=True)
+    cordoned_why = models.TextField(blank=True)
+    is_cordoned = models.BooleanField(default=False)
+    created_at = models.DateTimeField(db_default=Now())
+
+    # Observed. `report` is the last StateReport without its ranks; `problem` is why the last ask failed.
+    report = models.JSONField(default=dict, editable=False)
+    etag = models.CharField(max_length=80, blank=True, editable=False)
+    seen_at = models.DateTimeField(null=True, editable=False)
+    problem = models.TextField(blank=True, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.CheckConstraint(condition=~Q(name=""), name="a_node_has_a_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Replica(models.Model):
+    """One running copy of a model.
+
+    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint. By the reconciler: wanted,
+    wanted_why, generation. By observation, from its ranks: state, reason, state_since, failure.
+    """
+
+    class State(models.TextChoices):
+        PENDING = "pending"
+        FETCHING = "fetching"
+        STARTING = "starting"
+        READY = "ready"
+        DRAINING = "draining"
+        STOPPED = "stopped"
+        FAILED = "failed"
+        LOST = "lost"
+
+    class Wanted(models.TextChoices):
+        RUN = "run"
+        DRAIN = "drain"
+        STOP = "stop"
+
+    OVER = (State.STOPPED, State.FAILED)
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    model = models.ForeignKey(Model, models.SET_NULL, null=True, related_name="replicas")
+    profile = models.ForeignKey(Profile, models.SET_NULL, null=True, related_name="replicas")
+    launch = models.JSONField(help_text="what it was started from; never rewritten")
+    fingerprint = models.CharField(max_length=16, blank=True, help_text="of its profile then; empty is unknown")
+    is_adopted = models.BooleanField(default=False)
+    generation = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField(db_default=Now())
+
+    wanted = models.CharField(max_length=10, choices=Wanted, default=Wanted.RUN)
+    wanted_why = models.TextField(blank=True)
+    wanted_since = models.DateTimeField(db_default=Now())
+
+    state = models.CharField(max_length=10, choices=State, default=State.PENDING)
+    reason = models.TextField(blank=True)
+    state_since = models.DateTimeField(db_default=Now())
+    cause = models.CharField(max_length=40, blank=True)
+    failure_kind = models.CharField(max_length=20, blank=True)
+
+    revision = models.BigIntegerField(default=0, db_index=True)
+
+    class Meta:
+        ordering = ["created_at", "id"]
+        indexes = [models.Index(fields=["state", "model"], name="replicas_by_state")]
+
+    def __str__(self) -> str:
+        return f"{self.model_name}/{self.profile_name} {str(self.id)[:8]}"
+
+    @property
+    def model_name(self) -> str:
+        """The name it was launched under, which is the name its engine answers to."""
+        return str(self.launch.get("model", ""))
+
+    @property
+    def profile_name(self) -> str:
+        return str(self.launch.get("profile", {}).get("name", ""))
+
+
+class Rank(models.Model):
+    """The part of a replica on one node. The reconciler writes replica, node, rank; observation the rest."""
+
+    replica = models.ForeignKey(Replica, models.CASCADE, related_name="ranks")
+    node = models.ForeignKey(Node, models.PROTECT, related_name="ranks")
+    rank = models.PositiveIntegerField(default=0)
+
+    state = models.CharField(max_length=10, choices=Replica.State, default=Replica.State.PENDING)
+    reason = models.TextField(blank=True)
+    port = models.PositiveIntegerField(null=True)
+    pid = models.PositiveIntegerField(null=True)
+    command = models.JSONField(default=list)
+    exit_code = models.IntegerField(null=True)
+    running = models.PositiveIntegerField(null=True)
+    waiting = models.PositiveIntegerField(null=True)
+    done_bytes = models.PositiveBigIntegerField(null=True)
+    total_bytes = models.PositiveBigIntegerField(null=True)
+
+    class Meta:
+        ordering = ["replica", "rank"]
+        constraints = [models.UniqueConstraint(fields=["replica", "rank"], name="a_rank_is_on_one_node")]
+
+    def __str__(self) -> str:
+        return f"{self.replica} rank {self.rank}"
+
+
+class Claim(models.Model):
+    """A GPU that a rank holds, from its assignment until there is evidence that its engine is gone."""
+
+    rank = models.ForeignKey(Rank, models.CASCADE, related_name="claims")
+    node = models.ForeignKey(Node, models.PROTECT, related_name="claims")
+    gpu = models.CharField(max_length=100, help_text="the device's UUID")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "gpu"], name="a_gpu_is_claimed_once")]
+
+    def __str__(self) -> str:
+        return self.gpu
+
+
+class Unplaced(models.Model):
+    """A want that the last pass could not place, with the sentence that says why. Written by the reconciler."""
+
+    model = models.OneToOneField(Model, models.CASCADE, related_name="unplaced")
+    missing = models.PositiveIntegerField(help_text="replicas short of what is wanted")
+    why = models.TextField()
+    since = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name_plural = "unplaced"
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Orphan(models.Model):
+    """A running engine that this database does not know and could not adopt. Written by observation; left running."""
+
+    replica = models.UUIDField()
+    node = models.ForeignKey(Node, models.CASCADE, related_name="orphans")
+    rank = models.PositiveIntegerField(default=0)
+    why = models.TextField()
+    gpus = models.JSONField(default=list)
+    launch = models.JSONField(default=dict)
+    since = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["replica", "node", "rank"], name="an_orphan_is_shown_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.replica} on {self.node}"
+
+
+class Gateway(models.Model):
+    """A gateway process. It writes its own row: a heartbeat and the table revision it has seen."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    started_at = models.DateTimeField(db_default=Now())
+    heartbeat_at = models.DateTimeField(db_default=Now())
+    seen_revision = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class Demand(models.Model):
+    """When a model was last asked for through one gateway process, and what it has under way. Written by it."""
+
+    gateway = models.ForeignKey(Gateway, models.CASCADE, related_name="demand")
+    model = models.ForeignKey(Model, models.CASCADE, related_name="demand")
+    asked_at = models.DateTimeField(null=True)
+    waiting = models.PositiveIntegerField(default=0)
+    in_flight = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["gateway", "model"], name="demand_is_one_row_a_gateway")]
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.gateway}"

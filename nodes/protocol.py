@@ -1,0 +1,264 @@
+"""The words that the control plane and a node's agent exchange, and the secrets both can derive.
+
+JSON over HTTP, versioned. A reader ignores fields it does not know and takes a missing one as unknown (None or
+empty), so that either side may be one version older or newer. Nothing here opens a socket or reads a clock:
+ages travel, clock times never do.
+
+    GET    /v1/state                        StateReport, with an ETag
+    PUT    /v1/replicas/{id}                Assignment; idempotent; answers a RankReport
+    DELETE /v1/replicas/{id}?drain=30s      with the headers of `command_headers`
+    GET    /v1/replicas/{id}/log?tail=200   text
+    POST   /v1/paths                        {"paths": [...]} -> {"paths": [PathReport, ...]}
+
+Every route wants `Authorization: Bearer <node token>`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+PROTOCOL = 1
+
+FETCHING, STARTING, READY, DRAINING, STOPPED, FAILED = (
+    "fetching",
+    "starting",
+    "ready",
+    "draining",
+    "stopped",
+    "failed",
+)
+RANK_STATES = (FETCHING, STARTING, READY, DRAINING, STOPPED, FAILED)
+"""What an agent says of a rank. `pending` and `lost` are the control plane's words for what it has not been told."""
+
+FAILURE_KINDS = ("configuration", "capacity", "disk", "transient", "node")
+
+# A command's authority travels in headers on DELETE, in the body on PUT.
+CLUSTER_HEADER, FENCE_HEADER, GENERATION_HEADER = "LLMGW-Cluster", "LLMGW-Fence", "LLMGW-Generation"
+
+
+class ProtocolError(ValueError):
+    """A message that cannot be read; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The frozen record a replica is started from. It holds every field of the model that shapes the command, so
+    that a later difference can be named. No secret is in it.
+
+    Units: context_length in tokens (0: the engine's own), bytes in bytes. `profile` is the normalised JSON form.
+    """
+
+    model: str
+    source: str
+    profile: Mapping[str, Any]
+    fingerprint: str = ""
+    revision: str = ""
+    context_length: int = 0
+    capabilities: Mapping[str, bool] = field(default_factory=dict)
+    source_bytes: int | None = None
+
+    @property
+    def engine(self) -> str:
+        return str(self.profile.get("engine", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP API."""
+
+    cluster: str
+    replica: str
+    generation: int
+    fence: int
+    launch: Launch
+    key: str
+    gpus: Sequence[str] = ()
+    rank: int = 0
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """One device. `id` is its UUID (stable over reboots and reorderings); memory in MiB, None where not told."""
+
+    id: str
+    index: int
+    name: str = ""
+    gpu_class: str = ""
+    memory_mib: int | None = None
+    used_mib: int | None = None
+    foreign_mib: int | None = None
+    is_healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    name: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What an agent knows of one rank. `age_s` is how long it has been in its state, by the agent's monotonic clock.
+
+    reason: one sentence for people. cause, kind: a failure's code and class (FAILURE_KINDS).
+    running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch.
+    """
+
+    replica: str
+    generation: int
+    rank: int
+    state: str
+    reason: str = ""
+    age_s: float = 0.0
+    port: int | None = None
+    pid: int | None = None
+    gpus: Sequence[str] = ()
+    launch: Launch | None = None
+    command: Sequence[str] = ()
+    cause: str = ""
+    kind: str = ""
+    exit_code: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateReport:
+    """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes."""
+
+    cluster: str
+    node: str
+    protocol: int = PROTOCOL
+    agent_version: str = ""
+    boot_id: str = ""
+    instance: str = ""
+    gpus: Sequence[GpuReport] = ()
+    engines: Sequence[EngineReport] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fabric: str = ""
+    memory_total_mib: int | None = None
+    memory_free_mib: int | None = None
+    disk_free_bytes: int | None = None
+    weights: Sequence[str] = ()
+    ranks: Sequence[RankReport] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PathReport:
+    """Whether a path exists on the node, and what lies there: `kind` is file or directory, `files` the weight files'
+    names (bounded), `size_bytes` their sum."""
+
+    path: str
+    exists: bool
+    kind: str = ""
+    size_bytes: int | None = None
+    files: Sequence[str] = ()
+    reason: str = ""
+
+
+T = TypeVar("T")
+
+
+def to_json(message: Any) -> dict[str, Any]:
+    """The message as plain JSON values; what is None or empty stays out, as missing means unknown."""
+    return {
+        item.name: plain
+        for item in dataclasses.fields(message)
+        if (plain := _plain(getattr(message, item.name))) not in (None, "", [], {})
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value
+
+
+def read(kind: type[T], raw: object) -> T:
+    """`raw` (parsed JSON) as a `kind`. Unknown fields are ignored. Raises ProtocolError naming the field."""
+    return typing.cast(T, _read(kind, raw, kind.__name__))
+
+
+def _read(kind: Any, raw: object, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if raw is None:
+            return None
+        return _read(next(arg for arg in typing.get_args(kind) if arg is not types.NoneType), raw, where)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(raw, Mapping):
+            raise ProtocolError(f"{where} must be an object")
+        hints = typing.get_type_hints(kind)
+        known = {item.name for item in dataclasses.fields(kind)}
+        values = {
+            name: _read(hints[name], item, f"{where}.{name}")
+            for name, item in raw.items()
+            if name in known and item is not None
+        }
+        try:
+            return typing.cast(Any, kind)(**values)
+        except TypeError:
+            missing = [
+                item.name
+                for item in dataclasses.fields(kind)
+                if item.name not in values
+                and item.default is dataclasses.MISSING
+                and item.default_factory is dataclasses.MISSING
+            ]
+            raise ProtocolError(f"{where} lacks {', '.join(missing)}") from None
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(raw, Mapping):
+            raise ProtocolError(f"{where} must be an object")
+        inner = typing.get_args(kind)[1]
+        return {str(key): _read(inner, item, f"{where}.{key}") for key, item in raw.items()}
+    if origin is not None and issubclass(origin, Sequence):
+        if not isinstance(raw, list):
+            raise ProtocolError(f"{where} must be a list")
+        inner = typing.get_args(kind)[0]
+        return tuple(_read(inner, item, f"{where}[{index}]") for index, item in enumerate(raw))
+    if kind is Any:
+        return raw
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(raw, kind) or (kind is int and isinstance(raw, bool)):
+        raise ProtocolError(f"{where} must be {_NAMES.get(kind, kind.__name__)}")
+    return raw
+
+
+_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def command_headers(*, cluster: str, fence: int, generation: int) -> dict[str, str]:
+    return {CLUSTER_HEADER: cluster, FENCE_HEADER: str(fence), GENERATION_HEADER: str(generation)}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKey:
+    """One of the cluster's secrets. The first of a list mints, all of it verifies: so a key is rotated."""
+
+    id: str
+    secret: bytes
+
+    def node_token(self, node: str, generation: int) -> str:
+        return self._derive("node", node, generation)
+
+    def replica_key(self, replica: str, generation: int) -> str:
+        return self._derive("replica", replica, generation)
+
+    def _derive(self, purpose: str, subject: str, generation: int) -> str:
+        text = "\n".join(("llmgw", purpose, subject, str(generation)))
+        return f"{self.id}.{hmac.new(self.secret, text.encode(), hashlib.sha256).hexdigest()}"
