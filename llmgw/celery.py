@@ -1,0 +1,39 @@
+"""The Celery app, and the broker that needs no server.
+
+Tasks are doorways: JSON, ids only, an expiry on each. Settings are the `CELERY_*` names of llmgw/settings.py.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+from kombu.transport import filesystem
+from kombu.utils.encoding import str_to_bytes
+from kombu.utils.json import dumps
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
+
+
+class WholeFileChannel(filesystem.Channel):  # type: ignore[misc]  # kombu has no types
+    """kombu's own lets a worker read a message that is only half written, and the worker dies of it."""
+
+    def _put(self, queue: str, payload: dict[str, Any], **_: object) -> None:
+        name = f"{round(monotonic() * 1000):015}_{uuid.uuid4()}.{queue}.msg"
+        folder = Path(self.data_folder_out)
+        part = folder / f"{name}.part"
+        part.write_bytes(str_to_bytes(dumps(payload)))
+        part.replace(folder / name)
+
+
+class WholeFileTransport(filesystem.Transport):  # type: ignore[misc]
+    Channel = WholeFileChannel
+
+
+app = Celery("llmgw")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks(["nodes"])

@@ -1,0 +1,389 @@
+"""Settings, all of them, read from the environment.
+
+Without any environment llmgw keeps itself in one folder (`var/` beside manage.py): SQLite, a broker made of
+files, and secrets it makes on first use. DATABASE_URL and REDIS_URL choose PostgreSQL and Redis. A value that
+cannot be read stops the start with one sentence: the variable, the value, and what it should look like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+from catalog.durations import MINUTE, parse_duration
+from nodes.protocol import ClusterKey
+
+T = TypeVar("T")
+
+
+# --- typed readers ----------------------------------------------------------
+
+
+def _read(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} is {text!r}, which is not {looks_like}.") from None
+
+
+def _text(name: str, default: str) -> str:
+    return _read(name, default, str, "a text")
+
+
+def _is_on(name: str) -> bool:
+    def parse(text: str) -> bool:
+        if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            raise ValueError
+        return text.lower() in ("1", "true", "yes", "on")
+
+    return _read(name, False, parse, "1 or 0")
+
+
+def _seconds(name: str, default: float) -> float:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not 0 < value < 1e7:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a number of seconds above 0, such as 2 or 0.5")
+
+
+def _duration_ns(name: str, default: int) -> int:
+    return _read(name, default, parse_duration, "a duration such as 15m or 1h30m")
+
+
+def _bytes(name: str, default: int) -> int:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a whole number of bytes above 0")
+
+
+def _names(name: str, default: list[str]) -> list[str]:
+    return _read(name, default, lambda text: [part.strip() for part in text.split(",")], "a list of names")
+
+
+def _url(name: str, default: str, *schemes: str) -> str:
+    starts = tuple(f"{scheme}://" for scheme in schemes)
+
+    def parse(text: str) -> str:
+        if not text.startswith(starts):
+            raise ValueError
+        return text.rstrip("/")
+
+    return _read(name, default, parse, "a URL that begins with " + " or ".join(starts))
+
+
+def _secret(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
+    """As `_read`, and the value is never repeated."""
+    try:
+        return _read(name, default, parse, looks_like)
+    except ImproperlyConfigured:
+        raise ImproperlyConfigured(f"{name} is not {looks_like}.") from None
+
+
+# --- the folder, and secrets made on first use ------------------------------
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+LLMGW_VAR = Path(_text("LLMGW_VAR", str(BASE_DIR / "var"))).resolve()
+
+
+def _folder(*parts: str) -> Path:
+    path = LLMGW_VAR.joinpath(*parts)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _kept_secret(name: str) -> bytes:
+    """The secret in this file, made if there is none. Of two processes that start at once, one decides."""
+    path = _folder() / name
+    if not path.exists():
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as draft:  # mode 0600
+            draft.write(secrets.token_hex(32))
+            draft.flush()
+            os.fsync(draft.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft.name, path)
+    return path.read_bytes()
+
+
+def _parse_master(text: str) -> bytes:
+    if len(text) < 32:
+        raise ValueError
+    return text.encode()
+
+
+def _parse_cluster_keys(text: str) -> tuple[ClusterKey, ...]:
+    pairs = [part.strip().partition(":") for part in text.split(",")]
+    keys = tuple(ClusterKey(key_id, bytes.fromhex(secret)) for key_id, _, secret in pairs)
+    if not all(key.id.isalnum() and len(key.secret) >= 32 for key in keys):
+        raise ValueError
+    return keys
+
+
+_MASTER = _secret("LLMGW_SECRET", b"", _parse_master, "32 characters or more, as from `openssl rand -hex 32`")
+_MASTER = _MASTER or _kept_secret("secret")
+
+
+def _derived(purpose: str) -> bytes:
+    return hmac.new(_MASTER, f"llmgw {purpose}".encode(), hashlib.sha256).digest()
+
+
+SECRET_KEY = _derived("django").hex()
+LLMGW_KEY_PEPPER = _derived("api keys")
+
+# Nodes' and replicas' tokens derive from these. The first one mints, all verify: so a key is rotated.
+LLMGW_CLUSTER_KEYS = _secret(
+    "LLMGW_CLUSTER_KEYS",
+    (ClusterKey("k1", _derived("cluster")),),
+    _parse_cluster_keys,
+    "a list of id:secret with commas between, each secret 64 hex digits or more",
+)
+
+
+# --- llmgw ------------------------------------------------------------------
+
+# Where weights come from.
+LLMGW_HUB_ENDPOINT = _url(
+    "LLMGW_HUB_ENDPOINT", _url("HF_ENDPOINT", "https://huggingface.co", "https", "http"), "https", "http"
+)
+HF_TOKEN = _text("HF_TOKEN", "")
+LLMGW_HUB_TIMEOUT_S = _seconds("LLMGW_HUB_TIMEOUT_S", 10)
+
+# The reconciler: how often it looks, how long one pass may hold the lease, how long silence is believed.
+LLMGW_TICK_S = _seconds("LLMGW_TICK_S", 2)
+LLMGW_LEASE_S = _seconds("LLMGW_LEASE_S", 30)
+LLMGW_AGENT_TIMEOUT_S = _seconds("LLMGW_AGENT_TIMEOUT_S", 5)
+LLMGW_SUSPECT_AFTER_S = _seconds("LLMGW_SUSPECT_AFTER_S", 10)
+LLMGW_LOST_AFTER_S = _seconds("LLMGW_LOST_AFTER_S", 90)
+
+# An on-demand model is unloaded after this long without a request, where its own idle_timeout is 0. In
+# nanoseconds, as the catalog has its durations.
+LLMGW_IDLE_TIMEOUT = _duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
+
+# The gateway: how long a request may wait for its model to load, how big it may be, how old the table may be.
+LLMGW_HOLD_S = _seconds("LLMGW_HOLD_S", 60)
+LLMGW_MAX_BODY_BYTES = _bytes("LLMGW_MAX_BODY_BYTES", 16 * 1024 * 1024)
+LLMGW_TABLE_POLL_S = _seconds("LLMGW_TABLE_POLL_S", 0.25)
+
+
+# --- Django -----------------------------------------------------------------
+
+DEBUG = _is_on("LLMGW_DEBUG")
+ALLOWED_HOSTS = _names("LLMGW_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "axes",
+    "csp",
+    "catalog",
+    "nodes",
+    "llmgw",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",  # last: it answers for a login that was locked out
+]
+
+ROOT_URLCONF = "llmgw.urls"
+ASGI_APPLICATION = "llmgw.asgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+LANGUAGE_CODE = "en"
+USE_I18N = False
+USE_TZ = True
+TIME_ZONE = "UTC"
+
+STATIC_URL = "/static/"
+STATIC_ROOT = LLMGW_VAR / "static"
+WHITENOISE_USE_FINDERS = True  # served from where they are: there is no collectstatic step to forget
+
+# Everything this program logs goes to stderr, for whoever started it to keep.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": "INFO"},
+    "loggers": {"django": {"handlers": [], "level": "INFO", "propagate": True}},
+}
+
+
+# --- the database -----------------------------------------------------------
+
+# Immediate transactions: a transaction that reads and later writes fails at once in the deferred mode when
+# another writer came between, whatever the time-out. WAL: readers never wait for the writer.
+_SQLITE_OPTIONS = {
+    "timeout": 20,
+    "transaction_mode": "IMMEDIATE",
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+def _database() -> dict[str, object]:
+    url = _url("DATABASE_URL", "", "postgres", "postgresql", "sqlite")
+    database: dict[str, object] = dict(dj_database_url.parse(url or f"sqlite:///{_folder() / 'db.sqlite3'}"))
+    if database["ENGINE"] == "django.db.backends.sqlite3":
+        database["OPTIONS"] = _SQLITE_OPTIONS
+    else:
+        database["CONN_HEALTH_CHECKS"] = True
+    return database
+
+
+DATABASES = {"default": _database()}
+
+
+# --- Celery -----------------------------------------------------------------
+
+REDIS_URL = _url("REDIS_URL", "", "redis", "rediss", "unix")
+
+if REDIS_URL:
+    # A worker that was killed gives its tick back within seconds, not after Celery's default hour.
+    CELERY_BROKER_URL = REDIS_URL
+    CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, object] = {
+        "visibility_timeout": 5,
+        "unacked_restore_interval": 2,
+        "unacked_restore_throttle": 1,
+        "socket_connect_timeout": 2,
+        "socket_timeout": 10,
+    }
+else:
+    _broker = str(_folder("broker"))
+    CELERY_BROKER_URL = "filesystem://"
+    CELERY_BROKER_TRANSPORT = "llmgw.celery:WholeFileTransport"
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        "data_folder_in": _broker,
+        "data_folder_out": _broker,
+        "control_folder": str(_folder("broker", "control")),
+        "polling_interval": 0.1,
+    }
+
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_TASK_SERIALIZER = "json"
+CELERY_RESULT_SERIALIZER = "json"
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_PUBLISH_RETRY = False  # whoever publishes is told at once; the next tick comes anyway
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a broker that is away comes back; the worker waits for it
+CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULE_FILENAME = str(_folder() / "beat")
+CELERY_BEAT_SCHEDULE = {
+    "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}}
+}
+
+
+# --- who gets in ------------------------------------------------------------
+
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+]
+
+# Ten wrong passwords for one name from one address close that pair for five minutes.
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = 5 / 60  # hours
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_DISABLE_ACCESS_LOG = True
+AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False
+
+REST_FRAMEWORK = {
+    # The first one words the 401, so that a script without a key is told to bring one.
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "catalog.api.KeyAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": [
+        "rest_framework.permissions.IsAuthenticated",
+        "rest_framework.permissions.IsAdminUser",
+    ],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "rest_framework.negotiation.DefaultContentNegotiation",
+}
+
+
+# --- the wire ---------------------------------------------------------------
+
+# Plain HTTP is for loopback (`make up` asks for it). Otherwise TLS ends in front of this program, and the
+# proxy says so with X-Forwarded-Proto, which uvicorn believes from the addresses in FORWARDED_ALLOW_IPS.
+LLMGW_PLAIN_HTTP = _is_on("LLMGW_PLAIN_HTTP")
+
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = not LLMGW_PLAIN_HTTP
+SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
+SECURE_HSTS_SECONDS = 0 if LLMGW_PLAIN_HTTP else 30 * 24 * 3600
+SESSION_COOKIE_AGE = 12 * 3600
+CSRF_COOKIE_HTTPONLY = True
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    }
+}
+
+# What the names under this host and browsers' preload lists should do is for the host's owner to say.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]

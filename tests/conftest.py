@@ -1,0 +1,22 @@
+"""What every test may count on: the database that was asked for, in a file when it is SQLite."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from django.conf import settings
+from django.db import connection
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """SQLite in memory locks tables, not a file, and has no WAL: it would not be the database that runs."""
+    if connection.vendor == "sqlite":
+        connection.settings_dict["TEST"]["NAME"] = str(settings.LLMGW_VAR / "test.sqlite3")
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> None:
+    wanted = os.environ.get("LLMGW_TEST_DATABASE", "sqlite")
+    assert connection.vendor == wanted, f"the tests run on {connection.vendor}, and {wanted} was asked for"
