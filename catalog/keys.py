@@ -1,7 +1,7 @@
-"""API keys as texts: how one is written, read back and kept. Holds no secret and makes no randomness of its own.
+"""API keys as texts: how one is written, read back and kept. No randomness is made here.
 
-A key looks like `llmgw_<id>_<secret><checksum>`. The id finds its row, the secret is compared as an HMAC at rest,
-and the checksum lets a typo (and a secret scanner) be recognised without asking anybody.
+A key looks like `llmgw_<id>_<secret><checksum>`. The id finds its row, the secret is compared as an HMAC at
+rest, and the checksum lets a typo (and a secret scanner) be recognised without asking anybody.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ID_BYTES, SECRET_BYTES = 6, 24
 
 @dataclass(frozen=True, slots=True)
 class KeyText:
-    """A key as its holder has it. repr hides the secret, so that a traceback or a log line does not tell it."""
+    """A key as its holder has it. Its repr hides the secret, so that no log or traceback tells it."""
 
     id: str
     secret: str

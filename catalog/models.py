@@ -1,7 +1,7 @@
 """What operators want, as the database keeps it: models, their names, profiles and fallbacks; keys; events.
 
-The law itself is `catalog/spec.py`; constraints repeat what a race could break. Rows are written by the verbs in
-`catalog/actions.py` and by nobody else. Durations are whole nanoseconds, as in the law.
+The law itself is `catalog/spec.py`; constraints repeat what a race could break. Rows are written by the verbs
+in `catalog/actions.py` and by nobody else. Durations are whole nanoseconds, as in the law.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Revision(models.Model):
 
     value = models.BigIntegerField(default=0)
 
-    def __str__(self) -> str:
-        return str(self.value)
-
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(pk=1), name="there_is_one_revision")]
 
+    def __str__(self) -> str:
+        return str(self.value)
+
     @classmethod
     def advance(cls) -> int:
-        """The next number. Its row stays locked until the caller's transaction ends, so numbers become visible in
-        order: a reader that has seen n has seen everything up to n."""
+        """The next number. Its row stays locked until the caller's transaction ends, so numbers show
+        in order: a reader that has seen n has seen everything up to n."""
         if not connection.in_atomic_block:
-            raise transaction.TransactionManagementError("Revision.advance belongs to its change's transaction")
+            raise transaction.TransactionManagementError("a revision belongs to its change's transaction")
         row, _ = cls.objects.get_or_create(pk=1)
         cls.objects.filter(pk=row.pk).update(value=F("value") + 1)
         return cls.current()

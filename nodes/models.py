@@ -32,7 +32,7 @@ class Cluster(models.Model):
 
 
 class Lease(models.Model):
-    """Who may reconcile now. `token` grows with each holder; an agent refuses a smaller one than it has seen."""
+    """Who may reconcile now. `token` grows with each holder; an agent refuses one below what it has seen."""
 
     name = models.CharField(max_length=40, primary_key=True)
     holder = models.CharField(max_length=100, blank=True)
@@ -74,8 +74,8 @@ class Node(models.Model):
 class Replica(models.Model):
     """One running copy of a model.
 
-    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint. By the reconciler: wanted,
-    wanted_why, generation. By observation, from its ranks: state, reason, state_since, failure.
+    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint. By the reconciler:
+    wanted, wanted_why, generation. By observation, from its ranks: state, reason, state_since, failure.
     """
 
     class State(models.TextChoices):
@@ -99,7 +99,7 @@ class Replica(models.Model):
     model = models.ForeignKey(Model, models.SET_NULL, null=True, related_name="replicas")
     profile = models.ForeignKey(Profile, models.SET_NULL, null=True, related_name="replicas")
     launch = models.JSONField(help_text="what it was started from; never rewritten")
-    fingerprint = models.CharField(max_length=16, blank=True, help_text="of its profile then; empty is unknown")
+    fingerprint = models.CharField(max_length=16, blank=True, help_text="of its profile; empty is unknown")
     is_adopted = models.BooleanField(default=False)
     generation = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField(db_default=Now())
@@ -174,7 +174,7 @@ class Claim(models.Model):
 
 
 class Unplaced(models.Model):
-    """A want that the last pass could not place, with the sentence that says why. Written by the reconciler."""
+    """A want that the last pass could not place, and why. Written by the reconciler."""
 
     model = models.OneToOneField(Model, models.CASCADE, related_name="unplaced")
     missing = models.PositiveIntegerField(help_text="replicas short of what is wanted")
@@ -189,7 +189,8 @@ class Unplaced(models.Model):
 
 
 class Orphan(models.Model):
-    """A running engine that this database does not know and could not adopt. Written by observation; left running."""
+    """A running engine that this database does not know and could not adopt: left running, and shown.
+    Written by observation."""
 
     replica = models.UUIDField()
     node = models.ForeignKey(Node, models.CASCADE, related_name="orphans")
@@ -221,7 +222,7 @@ class Gateway(models.Model):
 
 
 class Demand(models.Model):
-    """When a model was last asked for through one gateway process, and what it has under way. Written by it."""
+    """When a model was last asked for through one gateway process, and what is under way. Written by it."""
 
     gateway = models.ForeignKey(Gateway, models.CASCADE, related_name="demand")
     model = models.ForeignKey(Model, models.CASCADE, related_name="demand")
@@ -230,7 +231,7 @@ class Demand(models.Model):
     in_flight = models.PositiveIntegerField(default=0)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["gateway", "model"], name="demand_is_one_row_a_gateway")]
+        constraints = [models.UniqueConstraint(fields=["gateway", "model"], name="demand_is_a_row_a_gateway")]
 
     def __str__(self) -> str:
         return f"{self.model} at {self.gateway}"

@@ -1,8 +1,8 @@
 """The words that the control plane and a node's agent exchange, and the secrets both can derive.
 
-JSON over HTTP, versioned. A reader ignores fields it does not know and takes a missing one as unknown (None or
-empty), so that either side may be one version older or newer. Nothing here opens a socket or reads a clock:
-ages travel, clock times never do.
+JSON over HTTP, versioned. A reader ignores fields it does not know and takes a missing one as unknown (None
+or empty), so that either side may be one version older or newer. Nothing here opens a socket or reads a
+clock: ages travel, clock times never do.
 
     GET    /v1/state                        StateReport, with an ETag
     PUT    /v1/replicas/{id}                Assignment; idempotent; answers a RankReport
@@ -35,7 +35,7 @@ FETCHING, STARTING, READY, DRAINING, STOPPED, FAILED = (
     "failed",
 )
 RANK_STATES = (FETCHING, STARTING, READY, DRAINING, STOPPED, FAILED)
-"""What an agent says of a rank. `pending` and `lost` are the control plane's words for what it has not been told."""
+"""What an agent says of a rank. `pending` and `lost` are the control plane's words."""
 
 FAILURE_KINDS = ("configuration", "capacity", "disk", "transient", "node")
 
@@ -49,10 +49,10 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The frozen record a replica is started from. It holds every field of the model that shapes the command, so
-    that a later difference can be named. No secret is in it.
+    """The frozen record a replica is started from. It holds every field of the model that shapes the command,
+    so that a later difference can be named. No secret is in it.
 
-    Units: context_length in tokens (0: the engine's own), bytes in bytes. `profile` is the normalised JSON form.
+    context_length is in tokens (0: the engine's own). `profile` is the normalised JSON form.
     """
 
     model: str
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP API."""
+    """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP."""
 
     cluster: str
     replica: str
@@ -86,7 +86,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One device. `id` is its UUID (stable over reboots and reorderings); memory in MiB, None where not told."""
+    """One device. `id` is its UUID, stable over reboots and reorderings; memory is None where not told."""
 
     id: str
     index: int
@@ -106,7 +106,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What an agent knows of one rank. `age_s` is how long it has been in its state, by the agent's monotonic clock.
+    """What an agent knows of one rank. `age_s` is how long it has been in its state, by a monotonic clock.
 
     reason: one sentence for people. cause, kind: a failure's code and class (FAILURE_KINDS).
     running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch.
@@ -155,8 +155,8 @@ class StateReport:
 
 @dataclass(frozen=True, slots=True)
 class PathReport:
-    """Whether a path exists on the node, and what lies there: `kind` is file or directory, `files` the weight files'
-    names (bounded), `size_bytes` their sum."""
+    """Whether a path exists on the node, and what lies there: `kind` is file or directory, `files` the weight
+    files' names (bounded), `size_bytes` their sum."""
 
     path: str
     exists: bool
@@ -170,12 +170,16 @@ T = TypeVar("T")
 
 
 def to_json(message: Any) -> dict[str, Any]:
-    """The message as plain JSON values; what is None or empty stays out, as missing means unknown."""
+    """The message as plain JSON. What is unknown or empty stays out, unless its reader insists on it."""
     return {
         item.name: plain
         for item in dataclasses.fields(message)
-        if (plain := _plain(getattr(message, item.name))) not in (None, "", [], {})
+        if (plain := _plain(getattr(message, item.name))) not in (None, "", [], {}) or _is_required(item)
     }
+
+
+def _is_required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
 def _plain(value: Any) -> Any:
@@ -215,9 +219,7 @@ def _read(kind: Any, raw: object, where: str) -> Any:
             missing = [
                 item.name
                 for item in dataclasses.fields(kind)
-                if item.name not in values
-                and item.default is dataclasses.MISSING
-                and item.default_factory is dataclasses.MISSING
+                if item.name not in values and _is_required(item)
             ]
             raise ProtocolError(f"{where} lacks {', '.join(missing)}") from None
     if origin is not None and issubclass(origin, Mapping):

@@ -70,7 +70,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
                 ('launch', models.JSONField(help_text='what it was started from; never rewritten')),
-                ('fingerprint', models.CharField(blank=True, help_text='of its profile then; empty is unknown', max_length=16)),
+                ('fingerprint', models.CharField(blank=True, help_text='of its profile; empty is unknown', max_length=16)),
                 ('is_adopted', models.BooleanField(default=False)),
                 ('generation', models.PositiveIntegerField(default=1)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
@@ -136,7 +136,7 @@ class Migration(migrations.Migration):
                 ('gateway', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='demand', to='nodes.gateway')),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('gateway', 'model'), name='demand_is_one_row_a_gateway')],
+                'constraints': [models.UniqueConstraint(fields=('gateway', 'model'), name='demand_is_a_row_a_gateway')],
             },
         ),
         migrations.CreateModel(
