@@ -1,0 +1,67 @@
+"""Which environment values look like secrets, and how they are kept from those who may not see them.
+
+A hidden value that comes back from a form or a REST client stands for what is stored: hiding never destroys.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from catalog.reading import CatalogError, Fault, quote
+from catalog.spec import ModelSpec
+
+HIDDEN = "(hidden)"
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[^a-z])(api_?key|auth|credentials?|key|pass|passphrase|passwd|password|pwd|secret|token)($|[^a-z])"
+)
+_SECRET_VALUE = re.compile(r"(hf_|sk-|llmgw_)[0-9A-Za-z_-]{16}|://[^/@\s]*:[^/@\s]+@|-----BEGIN ")
+
+
+def looks_secret(name: str, value: str) -> bool:
+    return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+
+
+def hide(env: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: HIDDEN if looks_secret(name, str(value)) else value for name, value in env.items()}
+
+
+def hide_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile's JSON form with its secrets hidden."""
+    env = profile.get("env")
+    return {**profile, "env": hide(env)} if isinstance(env, Mapping) else dict(profile)
+
+
+def hide_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's JSON form with its secrets hidden."""
+    return {**model, "profiles": [hide_profile(profile) for profile in model.get("profiles", ())]}
+
+
+def unhide_model(raw: Mapping[str, Any], stored: ModelSpec | None) -> dict[str, Any]:
+    """What somebody sent, with hidden values replaced by what is stored under the same profile and name.
+
+    Raises CatalogError where nothing is stored that the hidden value could stand for.
+    """
+    profiles = raw.get("profiles")
+    if not isinstance(profiles, list):
+        return dict(raw)
+    return {**raw, "profiles": [_unhide_profile(profile, raw, stored) for profile in profiles]}
+
+
+def _unhide_profile(profile: Any, raw: Mapping[str, Any], stored: ModelSpec | None) -> Any:
+    env = profile.get("env") if isinstance(profile, Mapping) else None
+    if not isinstance(env, Mapping) or HIDDEN not in env.values():
+        return profile
+    known = stored.profile(profile.get("name")) if stored else None
+    shown: dict[Any, Any] = {}
+    for name, value in env.items():
+        if value != HIDDEN:
+            shown[name] = value
+        elif known and name in known.env:
+            shown[name] = known.env[name]
+        else:
+            model, where = str(raw.get("name", "")), str(profile.get("name", ""))
+            says = f"env {quote(str(name))} is {HIDDEN}, and nothing is stored that it stands for; type its value"
+            sentence = f"model {quote(model)} profile {quote(where)}: {says}"
+            raise CatalogError([Fault(model, where, "env", "hidden", sentence)])
+    return {**profile, "env": shown}

@@ -1,0 +1,59 @@
+"""Secrets in a profile's environment are hidden, and hiding loses nothing."""
+
+from typing import Any
+
+import pytest
+
+from catalog.hiding import HIDDEN, hide_model, looks_secret, unhide_model
+from catalog.spec import CatalogError, ModelSpec
+
+MODEL: dict[str, Any] = {
+    "name": "m",
+    "source": "org/m",
+    "profiles": [
+        {"name": "p", "gpu_class": "h100", "env": {"HF_TOKEN": "abc", "OMP_NUM_THREADS": "8"}},
+        {"name": "q", "gpu_class": "h100"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "answer"),
+    [
+        pytest.param("HF_TOKEN", "abc", True, id="a token"),
+        pytest.param("OPENAI_API_KEY", "abc", True, id="an API key"),
+        pytest.param("AWS_SECRET_ACCESS_KEY", "abc", True, id="a secret key"),
+        pytest.param("db-password", "abc", True, id="a password in another case"),
+        pytest.param("HF_TOKEN", "", False, id="an empty token is no secret"),
+        pytest.param("TOKENIZERS_PARALLELISM", "false", False, id="tokenizers are no token"),
+        pytest.param("VLLM_MAX_TOKENS", "10", False, id="a number of tokens is no token"),
+        pytest.param("KEYBOARD", "us", False, id="a keyboard is no key"),
+        pytest.param("PROXY", "http://me:mine@proxy", True, id="a password in a URL"),
+        pytest.param("PROXY", "http://proxy:3128", False, id="a URL without one"),
+        pytest.param("X", "hf_abcdefghijklmnopqrst", True, id="the shape of a token under any name"),
+    ],
+)
+def test_what_looks_like_a_secret(name: str, value: str, answer: bool) -> None:
+    assert looks_secret(name, value) is answer
+
+
+def test_hidden_values_that_come_back_mean_what_is_stored() -> None:
+    shown = hide_model(MODEL)
+    assert shown["profiles"][0]["env"] == {"HF_TOKEN": HIDDEN, "OMP_NUM_THREADS": "8"}
+    assert unhide_model(shown, ModelSpec.load(MODEL)) == MODEL
+
+
+def test_a_hidden_value_for_nothing_is_refused() -> None:
+    shown = hide_model(MODEL)
+    shown["profiles"][0]["name"] = "other"
+    with pytest.raises(CatalogError) as no:
+        unhide_model(shown, ModelSpec.load(MODEL))
+    assert str(no.value) == (
+        'model "m" profile "other": env "HF_TOKEN" is (hidden), and nothing is stored that it stands for; '
+        "type its value"
+    )
+
+
+@pytest.mark.parametrize("raw", [{}, {"profiles": 3}, {"profiles": [3, {"env": 4}, {"env": {"A": []}}]}])
+def test_what_is_no_profile_is_left_to_the_law(raw: dict[str, Any]) -> None:
+    assert unhide_model(raw, None) == raw
