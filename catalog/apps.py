@@ -1,0 +1,9 @@
+"""The app that holds what operators want."""
+
+from django.apps import AppConfig
+
+
+class CatalogConfig(AppConfig):
+    name = "catalog"
+    verbose_name = "catalog"
+    default_auto_field = "django.db.models.BigAutoField"

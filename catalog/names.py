@@ -1,0 +1,78 @@
+"""What the names of models have against each other: claimed twice, pointing nowhere, still needed.
+
+Judges some models against the names of the others, so that one edit never reads the whole catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from catalog.reading import Fault, quote
+
+if TYPE_CHECKING:
+    from catalog.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The names of the models that are not being judged: canonical ones, and aliases with their models.
+
+    `is_whole` says that nothing else exists, so that an unknown fallback is a fault.
+    """
+
+    names: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
+    is_whole: bool = True
+
+
+def declared_twice(name: str) -> Fault:
+    return Fault(name, "", "name", "duplicate", f"model {quote(name)} is declared twice")
+
+
+def _collides(model: str, alias: str) -> Fault:
+    sentence = f"model {quote(model)}: alias {quote(alias)} collides with another model name"
+    return Fault(model, "", "aliases", "duplicate", sentence)
+
+
+def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fault]:
+    """What the names of these models have against each other and against those of their neighbours."""
+    models = [model for model in models if model.name]
+    faults = [declared_twice(model.name) for model in models if model.name in neighbours.names]
+    names = neighbours.names | {model.name for model in models}
+    aliases = neighbours.aliases
+    faults += [_collides(aliases[model.name], model.name) for model in models if model.name in aliases]
+    owners = dict(aliases)
+    for model in models:
+        for alias in model.aliases:
+            if alias in names:
+                faults.append(_collides(model.name, alias))
+            elif alias in owners:
+                both = f"{quote(owners[alias])} and {quote(model.name)}"
+                sentence = f"alias {quote(alias)} is claimed by both {both}"
+                faults.append(Fault(model.name, "", "aliases", "duplicate", sentence))
+            else:
+                owners[alias] = model.name
+    for model in models:
+        for fallback in model.fallbacks:
+            says = ""
+            if fallback == model.name or fallback in model.aliases:
+                says = "is the model itself; name another model"
+            elif neighbours.is_whole and fallback not in names and fallback not in owners:
+                says = "is not in the catalog"
+            if says:
+                sentence = f"model {quote(model.name)}: fallback {quote(fallback)} {says}"
+                faults.append(Fault(model.name, "", "fallbacks", "fallback", sentence))
+    return faults
+
+
+def faults_of_removal(model: str, users: Iterable[tuple[str, str]]) -> list[Fault]:
+    """Why names of this model cannot go: `users` are pairs of another model and the fallback it names."""
+    faults = []
+    for user, name in users:
+        what = f"model {quote(model)}" + ("" if name == model else f": alias {quote(name)}")
+        why = f"model {quote(user)} falls back to it; change that model's fallbacks first"
+        field_ = "name" if name == model else "aliases"
+        faults.append(Fault(model, "", field_, "in_use", f"{what} cannot be removed: {why}"))
+    return faults

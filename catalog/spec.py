@@ -1,0 +1,436 @@
+"""The law of the catalog: what a model and its profiles may be, and how they are written down.
+
+`Catalog.load` takes plain JSON, normalises it and either answers or raises CatalogError with every reason.
+Nothing here knows of the database or of nodes; admin, REST, commands and files all end in these sentences.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from catalog.differences import MODEL_KEYS, PROFILE_KEYS, RESTART_FREE, Difference, differences
+from catalog.durations import MINUTE, format_duration, parse_duration
+from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal
+from catalog.owned import OWNED_ARGS, OWNED_ENV, owner_of
+from catalog.reading import CatalogError, Fault, Reader, quote
+
+__all__ = [
+    "ENGINES",
+    "OWNED_ARGS",
+    "RESTART_FREE",
+    "ROUTING_PROFILES",
+    "Capabilities",
+    "Catalog",
+    "CatalogError",
+    "Difference",
+    "Fault",
+    "ModelSpec",
+    "Neighbours",
+    "ProfileSpec",
+    "Scaling",
+    "Slo",
+    "differences",
+    "faults_among",
+    "faults_of_removal",
+    "format_duration",
+    "parse_duration",
+    "warnings",
+]
+
+T = TypeVar("T")
+
+ENGINES = ("vllm", "sglang", "llamacpp", "sim")
+ENGINES_WITHOUT_CARD = frozenset({"llamacpp"})
+ROUTING_PROFILES = ("", "prefix", "least-loaded", "round-robin", "session")
+
+DEFAULT_ENGINE = "vllm"
+DEFAULT_STARTUP_TIMEOUT = 20 * MINUTE
+SOURCE_LIMIT = 1_000
+HIGHEST_WEIGHT = 1_000
+
+_SLO_KEYS = {"TTFTp99": "ttft_p99", "TPOTp99": "tpot_p99"}
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How many replicas to keep, and how long one that is on demand may be idle (0: the default)."""
+
+    min: int = 0
+    max: int = 0
+    idle_timeout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Nanoseconds to the first token and per output token, each promised at the 99th percentile."""
+
+    ttft_p99: int = 0
+    tpot_p99: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    tools: bool = False
+    vision: bool = False
+    embeddings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """One way to run a model on one GPU class, normalised. startup_timeout is in nanoseconds."""
+
+    name: str
+    engine: str = DEFAULT_ENGINE
+    gpu_class: str = ""
+    tp: int = 1
+    pp: int = 0
+    gpus_per_node: int = 0
+    nodes: int = 1
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    min_memory_gb: int = 0
+    min_disk_gb: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
+    weight: float = 1
+    priority: int = 0
+    startup_timeout: int = DEFAULT_STARTUP_TIMEOUT
+
+    @classmethod
+    def load(cls, raw: object, *, model: str = "") -> "ProfileSpec":
+        faults: list[Fault] = []
+        profile = _read_profile(raw, faults, model=model, number=1, seen=set())
+        return _unless(faults, profile)
+
+    @property
+    def cpu_only(self) -> bool:
+        return not self.gpu_class and self.engine in ENGINES_WITHOUT_CARD
+
+    def as_dict(self) -> dict[str, Any]:
+        """Canonical JSON names in canonical order, zero values left out."""
+        values = {key: getattr(self, key) for key in PROFILE_KEYS}
+        values |= {"args": list(self.args), "env": dict(self.env), "node_selector": dict(self.node_selector)}
+        values["weight"] = int(self.weight) if self.weight == int(self.weight) else self.weight
+        return {key: value for key, value in values.items() if value}
+
+    def as_text_dict(self) -> dict[str, Any]:
+        """as_dict, with durations as people write them."""
+        return self.as_dict() | {"startup_timeout": format_duration(self.startup_timeout)}
+
+    def fingerprint(self) -> str:
+        """16 hex digits that identify the contents."""
+        canonical = json.dumps(self.as_dict(), ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
+        return hashlib.sha256(canonical.encode()).digest()[:8].hex()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A catalog entry, normalised."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    source: str = ""
+    profiles: tuple[ProfileSpec, ...] = ()
+    scaling: Scaling = Scaling()
+    fallbacks: tuple[str, ...] = ()
+    routing_profile: str = ""
+    slo: Slo = Slo()
+    context_length: int = 0
+    max_output: int = 0
+    capabilities: Capabilities = Capabilities()
+
+    @classmethod
+    def load(cls, raw: object) -> "ModelSpec":
+        """One model alone, under every law that needs no other model."""
+        faults: list[Fault] = []
+        model = _read_model(raw, faults)
+        alone = Neighbours(names=frozenset(), aliases={}, is_whole=False)
+        return _unless(faults + faults_among([model], alone), model)
+
+    @property
+    def on_demand(self) -> bool:
+        return self.scaling.min == 0 and self.scaling.max > 0
+
+    @property
+    def simulated(self) -> bool:
+        return bool(self.profiles) and all(profile.engine == "sim" for profile in self.profiles)
+
+    def profile(self, name: str) -> ProfileSpec | None:
+        return next((profile for profile in self.profiles if profile.name == name), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON names, durations in nanoseconds, zero values left out but `scaling`, `slo`, `capabilities`."""
+        return self._written(int, ProfileSpec.as_dict)
+
+    def as_text_dict(self) -> dict[str, Any]:
+        """as_dict, with durations as people write them."""
+        return self._written(format_duration, ProfileSpec.as_text_dict)
+
+    def _written(
+        self, duration: Callable[[int], str | int], profile: Callable[[ProfileSpec], dict[str, Any]]
+    ) -> dict[str, Any]:
+        idle_timeout = self.scaling.idle_timeout
+        scaling: dict[str, Any] = {"min": self.scaling.min, "max": self.scaling.max}
+        scaling["idle_timeout"] = duration(idle_timeout) if idle_timeout else 0
+        capabilities = {key: getattr(self.capabilities, key) for key in ("tools", "vision", "embeddings")}
+        values = {
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "description": self.description,
+            "source": self.source,
+            "profiles": [profile(each) for each in self.profiles],
+            "scaling": {key: value for key, value in scaling.items() if value},
+            "fallbacks": list(self.fallbacks),
+            "routing_profile": self.routing_profile,
+            "slo": {key: duration(getattr(self.slo, attribute)) for key, attribute in _SLO_KEYS.items()},
+            "context_length": self.context_length,
+            "max_output": self.max_output,
+            "capabilities": {key: value for key, value in capabilities.items() if value},
+        }
+        kept = ("scaling", "slo", "capabilities")
+        return {key: value for key, value in values.items() if value or key in kept}
+
+
+class Catalog:
+    """All models together. Immutable once loaded."""
+
+    def __init__(self, models: Sequence[ModelSpec]) -> None:
+        self.models = tuple(models)
+        self._by_name = {alias: model for model in models for alias in model.aliases}
+        self._by_name |= {model.name: model for model in models}
+
+    @classmethod
+    def load(cls, models: object) -> "Catalog":
+        """Normalise and judge everything. Raises CatalogError; every door shows its first fault first."""
+        faults: list[Fault] = []
+        if not isinstance(models, (list, tuple)):
+            raise CatalogError([Fault("", "", "models", "type", "the catalog must be a list of models")])
+        read: list[ModelSpec] = []
+        declared: set[str] = set()
+        for number, raw in enumerate(models, 1):
+            model = _read_model(raw, faults, number=number)
+            if model.name in declared:
+                faults.append(declared_twice(model.name))
+            if model.name:
+                declared.add(model.name)
+            read.append(model)
+        return cls(_unless(faults + faults_among(read, Neighbours()), read))
+
+    @property
+    def names(self) -> list[str]:
+        """Canonical names, sorted."""
+        return sorted(model.name for model in self.models)
+
+    def resolve(self, name: str) -> ModelSpec | None:
+        """The model of a canonical name or an alias."""
+        return self._by_name.get(name)
+
+    def aliases_of(self, name: str) -> list[str]:
+        model = self.resolve(name)
+        return list(model.aliases) if model else []
+
+    def __str__(self) -> str:
+        lines = []
+        for model in self.models:
+            lines.append(f"{model.name} (min {model.scaling.min}, max {model.scaling.max})\n")
+            lines += [
+                f" {each.name:<20} {each.engine:<10} {each.gpu_class:<12}"
+                f" tp={each.tp} nodes={each.nodes} priority={each.priority}\n"
+                for each in model.profiles
+            ]
+        return "".join(lines)
+
+
+# --- laws of one model ----------------------------------------------------------------------------
+
+
+def _unless(faults: Sequence[Fault], loaded: T) -> T:
+    if faults:
+        raise CatalogError(faults)
+    return loaded
+
+
+def _label(raw: object) -> str:
+    """The name that sentences use, before anything is known to be right."""
+    name = raw.get("name") if isinstance(raw, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _read_model(raw: object, faults: list[Fault], *, number: int = 0) -> ModelSpec:
+    label = _label(raw)
+    subject = f"model {quote(label)}" if label else f"model number {number}" if number else "the model"
+    reader = Reader(raw, faults, subject=subject, model=label)
+    reader.refuse_unknown_keys(MODEL_KEYS)
+    name = reader.name("name")
+    aliases = reader.texts("aliases", are_names=True)
+    description = reader.text("description")
+    source = reader.name("source", limit=SOURCE_LIMIT)
+    fallbacks = reader.texts("fallbacks", are_names=True)
+    routing_profile = reader.name("routing_profile")
+    context_length = reader.integer("context_length", negative_allowed=False)
+    max_output = reader.integer("max_output", negative_allowed=False)
+    slo = _read_slo(reader.inside("slo"))
+    capabilities = _read_capabilities(reader.inside("capabilities"))
+    raw_profiles = reader.items("profiles", "a list of profiles")
+    scaling_reader = reader.inside("scaling")
+    scaling = _read_scaling(scaling_reader)
+
+    if routing_profile not in ROUTING_PROFILES:
+        known = ", ".join(ROUTING_PROFILES[1:])
+        reader.refuse(
+            "routing_profile",
+            "unknown_choice",
+            f"routing_profile {quote(routing_profile)} is not known; choose {known}, or leave it out",
+        )
+    if not name and "name" not in reader.bad and isinstance(raw, Mapping):
+        faults.append(Fault("", "", "name", "required", "a model has no name"))
+    if not source and "source" not in reader.bad and isinstance(raw, Mapping):
+        reader.refuse("source", "required", "source is required")
+    if not raw_profiles and "profiles" not in reader.bad and isinstance(raw, Mapping):
+        reader.refuse("profiles", "required", "at least one profile is required")
+    if scaling.max < scaling.min and not scaling_reader.bad:
+        reader.refuse("scaling.max", "order", f"scaling max {scaling.max} is below min {scaling.min}")
+    seen: set[str] = set()
+    profiles = tuple(
+        _read_profile(each, faults, model=label, model_subject=subject, number=number, seen=seen)
+        for number, each in enumerate(raw_profiles, 1)
+    )
+    return ModelSpec(
+        name,
+        aliases,
+        description,
+        source,
+        profiles,
+        scaling,
+        fallbacks,
+        routing_profile,
+        slo,
+        context_length,
+        max_output,
+        capabilities,
+    )
+
+
+def _read_scaling(reader: Reader) -> Scaling:
+    reader.refuse_unknown_keys(("min", "max", "idle_timeout"))
+    lowest, highest = max(reader.integer("min"), 0), reader.integer("max")
+    return Scaling(lowest, highest or lowest, reader.duration("idle_timeout"))
+
+
+def _read_slo(reader: Reader) -> Slo:
+    reader.refuse_unknown_keys((*_SLO_KEYS, *_SLO_KEYS.values()))
+    values = []
+    for key, other in _SLO_KEYS.items():
+        if reader.has(key) and reader.has(other):
+            reader.refuse(f"slo.{key}", "duplicate", f"slo gives both {key} and {other}; keep one")
+        values.append(reader.duration(key) or reader.duration(other))
+    return Slo(*values)
+
+
+def _read_capabilities(reader: Reader) -> Capabilities:
+    reader.refuse_unknown_keys(("tools", "vision", "embeddings"))
+    return Capabilities(reader.is_true("tools"), reader.is_true("vision"), reader.is_true("embeddings"))
+
+
+def _read_profile(
+    raw: object, faults: list[Fault], *, model: str, number: int, seen: set[str], model_subject: str = ""
+) -> ProfileSpec:
+    model_subject = model_subject or (f"model {quote(model)}" if model else "")
+    label = _label(raw)
+    subject = f"{model_subject} profile {quote(label) if label else f'number {number}'}".lstrip()
+    reader = Reader(raw, faults, subject=subject, model=model, profile=label)
+    reader.refuse_unknown_keys(PROFILE_KEYS)
+    asked_gpus_per_node = reader.integer("gpus_per_node")
+    profile = ProfileSpec(
+        name=reader.name("name"),
+        engine=reader.name("engine") or DEFAULT_ENGINE,
+        gpu_class=reader.name("gpu_class"),
+        tp=max(reader.integer("tp"), 1),
+        pp=reader.integer("pp", negative_allowed=False),
+        nodes=max(reader.integer("nodes"), 1),
+        args=reader.texts("args"),
+        env=reader.pairs("env"),
+        min_memory_gb=reader.integer("min_memory_gb", negative_allowed=False),
+        min_disk_gb=reader.integer("min_disk_gb", negative_allowed=False),
+        node_selector=reader.pairs("node_selector"),
+        weight=reader.number("weight", highest=HIGHEST_WEIGHT) or 1,
+        priority=reader.integer("priority"),
+        startup_timeout=max(reader.duration("startup_timeout", negative_allowed=True), 0)
+        or DEFAULT_STARTUP_TIMEOUT,
+    )
+    if not profile.cpu_only:
+        usual = max(profile.tp // profile.nodes, 1)
+        profile = replace(profile, gpus_per_node=asked_gpus_per_node if asked_gpus_per_node > 0 else usual)
+    if profile.engine not in ENGINES:
+        known = f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
+        reader.refuse(
+            "engine", "unknown_choice", f"engine {quote(profile.engine)} is not known; choose {known}"
+        )
+    if isinstance(raw, Mapping):
+        _judge_profile(profile, reader, faults, model=model, model_subject=model_subject, seen=seen)
+    return profile
+
+
+def _judge_profile(
+    profile: ProfileSpec,
+    reader: Reader,
+    faults: list[Fault],
+    *,
+    model: str,
+    model_subject: str,
+    seen: set[str],
+) -> None:
+    about_model = Reader({}, faults, subject=model_subject, model=model, profile=profile.name)
+    if not profile.name and "name" not in reader.bad:
+        about_model.refuse("name", "required", "a profile has no name")
+    if profile.name and profile.name in seen:
+        about_model.refuse("name", "duplicate", f"profile {quote(profile.name)} is declared twice")
+    seen.add(profile.name)
+    if not {"engine", "gpu_class"} & reader.bad:
+        if not profile.gpu_class and not profile.cpu_only:
+            reader.refuse(
+                "gpu_class", "required", f"gpu_class is required for engine {quote(profile.engine)}"
+            )
+        if profile.cpu_only and profile.nodes > 1 and "nodes" not in reader.bad:
+            reader.refuse("nodes", "mismatch", f"a CPU profile cannot span {profile.nodes} nodes")
+        _judge_gpus(profile, reader)
+    for argument in profile.args:
+        owner = owner_of(argument, profile.engine)
+        if owner:
+            reader.refuse(
+                "args", "owned", f"argument {quote(argument)} is set by llmgw ({owner}); leave it out"
+            )
+
+
+def _judge_gpus(profile: ProfileSpec, reader: Reader) -> None:
+    have, need = profile.gpus_per_node * profile.nodes, profile.tp * max(profile.pp, 1)
+    if profile.cpu_only or have == need or {"tp", "pp", "nodes", "gpus_per_node"} & reader.bad:
+        return
+    reader.refuse(
+        "gpus_per_node",
+        "mismatch",
+        f"{profile.nodes} nodes x {profile.gpus_per_node} GPUs does not match"
+        f" TP {profile.tp} x PP {max(profile.pp, 1)}",
+    )
+
+
+def warnings(model: ModelSpec) -> tuple[str, ...]:
+    """What is allowed and seldom meant."""
+    found = []
+    idle_timeout = model.scaling.idle_timeout
+    if 0 < idle_timeout < MINUTE:
+        found.append(
+            f"model {quote(model.name)}: idle_timeout {format_duration(idle_timeout)} is under a minute;"
+            " each unloading throws away the KV cache that routing filled, so give it longer"
+        )
+    for profile in model.profiles:
+        found += [
+            f"model {quote(model.name)} profile {quote(profile.name)}: {name} is set by the node, whose value wins;"
+            " remove it from env"
+            for name in profile.env
+            if name in OWNED_ENV
+        ]
+    return tuple(found)
