@@ -61,7 +61,7 @@ def _unhide_profile(profile: Any, raw: Mapping[str, Any], stored: ModelSpec | No
             shown[name] = known.env[name]
         else:
             model, where = str(raw.get("name", "")), str(profile.get("name", ""))
-            says = f"env {quote(str(name))} is {HIDDEN}, and nothing is stored that it stands for; type its value"
+            says = f"env {quote(str(name))} is {HIDDEN}, which stands for nothing stored; type its value"
             sentence = f"model {quote(model)} profile {quote(where)}: {says}"
             raise CatalogError([Fault(model, where, "env", "hidden", sentence)])
     return {**profile, "env": shown}

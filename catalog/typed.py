@@ -1,7 +1,8 @@
 """What people type into forms and shells, and the words they read back.
 
-Turns lines and `key=value` settings into the plain JSON that the law reads, and back again without loss. It judges
-nothing but the writing: a text where a number belongs stays a text, so that the law says what it says at every door.
+Turns lines and `key=value` settings into the plain JSON that the law reads, and back again without loss. It
+judges nothing but the writing: a text where a number belongs stays a text, so that every door shows the law's
+own sentence about it.
 """
 
 import json
@@ -28,11 +29,11 @@ class TypingError(ValueError):
     """Something typed cannot be read; the text is one sentence that says how to write it."""
 
 
-# --- one value ------------------------------------------------------------------------------------------------------
+# --- one value ------------------------------------------------------------------------------------
 
 
 def typed_value(key: str, text: str) -> Any:
-    """The number that the text is, where the key wants one; otherwise the text itself, for the law to judge."""
+    """The number that the text is, where the key wants one; otherwise the text, for the law to judge."""
     bare = text.strip()
     if key in WHOLE_NUMBERS and _WHOLE.fullmatch(bare):
         return int(bare)
@@ -44,9 +45,9 @@ def typed_value(key: str, text: str) -> Any:
     return text
 
 
-# --- one entry a line -----------------------------------------------------------------------------------------------
+# --- one entry a line -----------------------------------------------------------------------------
 
-# A line that begins with a quote is a JSON text; so may entries be empty, begin with spaces or hold line ends.
+# A line that begins with a quote is a JSON text: so may entries be empty, begin with spaces, hold line ends.
 
 
 def _as_line(text: str) -> str:
@@ -61,7 +62,7 @@ def _from_line(line: str, number: int) -> str:
         text = json.loads(line)
     except ValueError:
         raise TypingError(
-            f"line {number} begins with a quote and is not a whole JSON text; close the quote, or write it without"
+            f"line {number} begins with a quote and is not a whole JSON text; close the quote, or drop it"
         ) from None
     return str(text)
 
@@ -100,11 +101,11 @@ def read_pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-# --- settings in a shell --------------------------------------------------------------------------------------------
+# --- settings in a shell --------------------------------------------------------------------------
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """A profile from `key=value` texts: args once for each argument, `env.NAME=value`, `node_selector.NAME=value`.
+    """A profile from `key=value` texts: `args` once an argument, `env.NAME=value`, `node_selector.NAME=value`.
 
     Raises TypingError naming the setting. Keys and values are for the law to judge.
     """
@@ -128,7 +129,7 @@ def read_settings(settings: Iterable[str]) -> dict[str, Any]:
     return profile
 
 
-# --- words to read --------------------------------------------------------------------------------------------------
+# --- words to read --------------------------------------------------------------------------------
 
 
 def scaling_words(scaling: Scaling, default_idle_ns: int) -> str:

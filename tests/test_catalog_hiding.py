@@ -49,8 +49,7 @@ def test_a_hidden_value_for_nothing_is_refused() -> None:
     with pytest.raises(CatalogError) as no:
         unhide_model(shown, ModelSpec.load(MODEL))
     assert str(no.value) == (
-        'model "m" profile "other": env "HF_TOKEN" is (hidden), and nothing is stored that it stands for; '
-        "type its value"
+        'model "m" profile "other": env "HF_TOKEN" is (hidden), which stands for nothing stored; type its value'
     )
 
 

@@ -52,7 +52,7 @@ def test_what_is_plain_is_written_plainly() -> None:
         pytest.param("A=1\n\nA=2", 'line 3 sets "A" a second time; keep one of the two', id="a name twice"),
         pytest.param(
             'A="1',
-            "line 1 begins with a quote and is not a whole JSON text; close the quote, or write it without",
+            "line 1 begins with a quote and is not a whole JSON text; close the quote, or drop it",
             id="an open quote",
         ),
     ],
@@ -132,7 +132,7 @@ def test_a_number_is_read_where_one_belongs(key: str, text: str, value: object) 
         pytest.param(Scaling(0, 0), "off", id="off"),
         pytest.param(Scaling(2, 2), "kept running: 2", id="a fixed number"),
         pytest.param(Scaling(2, 4), "kept running: 2 to 4", id="a range"),
-        pytest.param(Scaling(0, 1), "on demand, up to 1, unloaded after 15m idle", id="on demand by default"),
+        pytest.param(Scaling(0, 1), "on demand, up to 1, unloaded after 15m idle", id="on demand"),
         pytest.param(
             Scaling(0, 3, 90 * MINUTE),
             "on demand, up to 3, unloaded after 1h30m idle",
