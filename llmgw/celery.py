@@ -6,15 +6,19 @@ Tasks are doorways: JSON, ids only, an expiry on each. Settings are the `CELERY_
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from celery import Celery
+from celery.signals import beat_embedded_init
 from kombu.transport import filesystem
 from kombu.utils.encoding import str_to_bytes
 from kombu.utils.json import dumps
+
+from llmgw.supervisor import signal_me_when_my_parent_dies
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
 
@@ -37,3 +41,9 @@ class WholeFileTransport(filesystem.Transport):  # type: ignore[misc]
 app = Celery("llmgw")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["nodes"])
+
+
+@beat_embedded_init.connect(weak=False)
+def _end_with_the_worker(**_: object) -> None:
+    """A worker that is killed would leave the beat it started ticking for ever."""
+    signal_me_when_my_parent_dies(signal.SIGTERM)

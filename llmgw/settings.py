@@ -316,7 +316,7 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a broker that is away comes back; the worker waits for it
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULE_FILENAME = str(_folder() / "beat")
+CELERY_BEAT_SCHEDULER = "celery.beat:Scheduler"  # in memory: a tick every few seconds needs no record
 CELERY_BEAT_SCHEDULE = {
     "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}}
 }
