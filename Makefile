@@ -1,0 +1,45 @@
+# `make up` starts llmgw on this machine; `make test` checks it. Both need python3 (3.11 or newer), make and git.
+
+PYTHON ?= python3
+PORT ?= 8000
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help up test lint
+help:
+	@echo "make up          start llmgw here, on http://127.0.0.1:$(PORT)/ (another port: PORT=8123 make up)"
+	@echo "make test        everything that must hold before a change goes in"
+	@echo "make lint        the quick part of it"
+
+up: .venv/ready
+	@exec $(BIN)/python manage.py up --port $(PORT)
+
+test: lint
+	$(BIN)/python -m pytest
+	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m django_db
+
+# The checks run on settings of their own: no variable of this shell, and a var folder that is thrown away.
+CHECK = var=$$(mktemp -d) && env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=$$var $(BIN)/python -W error manage.py
+lint: .venv/ready-for-tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml catalog nodes llmgw manage.py
+	$(CHECK) check --deploy --fail-level WARNING; status=$$?; rm -rf "$$var"; exit $$status
+	$(CHECK) makemigrations --check --dry-run; status=$$?; rm -rf "$$var"; exit $$status
+
+# The stamps say what was installed, so that the second start is instant and a changed list is noticed.
+.venv/ready: requirements.txt nodes/agent/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"llmgw needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try PYTHON=python3.11 make $(MAKECMDGOALS)" \
+		% sys.version_info[:2])'
+	@echo "Installing llmgw into .venv (once; a minute or two) ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r requirements.txt
+	@touch $@
+
+.venv/ready-for-tests: .venv/ready tests/requirements.txt
+	@echo "Installing what the tests need into .venv (once; about 600 MB) ..."
+	@$(PIP) -r tests/requirements.txt
+	@touch $@
