@@ -1,14 +1,15 @@
 """Several programs under one Ctrl-C (honcho), none of which outlives the supervisor, however that ends.
 
-Each program has a keeper: a process that passes its output on. When the supervisor is killed, the kernel tells
-the keepers, and they stop their programs as the supervisor would have; when a keeper is killed, its program is
-told.
+Each program has a keeper: a process that passes its output on. When the supervisor is killed, the kernel
+tells the keepers, and they stop their programs as the supervisor would have; when a keeper is killed, its
+program is told.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shlex
 import signal
@@ -18,7 +19,6 @@ from typing import Any
 from honcho import manager, printer, process
 
 _PR_SET_PDEATHSIG = 1
-ORPHANS_STOP_S = 10
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,7 +37,7 @@ class Supervisor(manager.Manager):  # type: ignore[misc]  # honcho has no types
 
     def __init__(self, *, stop_s: int, on_started: Callable[[], None]) -> None:
         super().__init__(_Printer())
-        self._process_ctor = _Keeper
+        self._process_ctor = functools.partial(_Keeper, stop_s)
         self._stop_s = stop_s
         self._on_started = on_started
 
@@ -73,8 +73,9 @@ class Supervisor(manager.Manager):  # type: ignore[misc]  # honcho has no types
 class _Keeper(process.Process):  # type: ignore[misc]
     """Runs in a process of its own, between the supervisor and the program."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, stop_s: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._stop_s = stop_s
         self._supervisor = os.getpid()
         self._child_ctor = _Program
 
@@ -91,7 +92,7 @@ class _Keeper(process.Process):  # type: ignore[misc]
         if self._child is None:
             os._exit(1)  # a program that is just being started is told by the kernel
         self._events.cancel_join_thread()  # nobody reads them any more
-        signal.alarm(ORPHANS_STOP_S)
+        signal.alarm(self._stop_s)
         self._signal_program(signal.SIGTERM)
 
     def _on_alarm(self, *_: object) -> None:
