@@ -1,0 +1,365 @@
+"""Talks to the nodes' agents over HTTP: what they report, and what they are told.
+
+An agent is believed about itself only: answers are bounded in time and size, redirects are not followed, and
+what cannot be read becomes one sentence, never an exception that stops a pass. Callers are threads without an
+event loop; each call here opens one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import aiohttp
+from django.conf import settings
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from catalog.source import PathFacts
+from catalog.spec import ModelSpec
+from nodes import placement
+from nodes.models import Node
+from nodes.protocol import (
+    Assignment,
+    ClusterKey,
+    PathReport,
+    ProtocolError,
+    RankReport,
+    StateReport,
+    command_headers,
+    read,
+    to_json,
+)
+
+AT_ONCE = 64  # agents asked at the same time
+STATE_LIMIT_BYTES = 8 << 20
+ANSWER_LIMIT_BYTES = 1 << 20
+TEXT_LIMIT = 10_000  # characters of one text in an answer
+INT_LIMIT = 2**53
+
+T = TypeVar("T")
+
+
+class AgentProblem(Exception):
+    """An agent could not be asked, or its answer not be read. The text is one sentence."""
+
+
+def cluster_keys() -> tuple[ClusterKey, ...]:
+    """The first mints, all of them are tried."""
+    return cast("tuple[ClusterKey, ...]", settings.LLMGW_CLUSTER_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What became of asking a node's agent for its state. report is None where it is unchanged, or where
+    `problem` says why there is none."""
+
+    report: StateReport | None = None
+    etag: str = ""
+    is_unchanged: bool = False
+    problem: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One thing an agent is told: to run a rank, or (without an assignment) to drain and stop it."""
+
+    node: Node
+    cluster: str
+    replica: str
+    generation: int
+    fence: int
+    assignment: Assignment | None = None
+    drain_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What became of a message. status is None when no answer came; code and sentence are a refusal."""
+
+    status: int | None
+    report: RankReport | None = None
+    code: str = ""
+    sentence: str = ""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.status is not None and self.status < 300
+
+
+def observe(nodes: Sequence[Node], *, cluster: str) -> list[Observation]:
+    """Every node's state, asked for all at once; one answer a node, in their order."""
+    return _run(_at_once([_observe(node, cluster) for node in nodes]))
+
+
+def tell(messages: Sequence[Message]) -> list[Told]:
+    """Every message delivered, all at once; one answer a message, in their order."""
+    return _run(_at_once([_tell(message) for message in messages]))
+
+
+def ask_paths(path: str, spec: ModelSpec) -> list[PathFacts]:
+    """Which of the nodes that a profile could use have this path. A node that does not answer is unknown."""
+    seen_lately = Q(seen_at__gte=Now() - timedelta(seconds=settings.LLMGW_LOST_AFTER_S))
+    nodes = [
+        node
+        for node in Node.objects.filter(seen_lately | Q(seen_at=None), is_cordoned=False)
+        if node.seen_at is None or _could_run(spec, node)
+    ]
+    return _run(_at_once([_ask_path(node, path) for node in nodes]))
+
+
+def read_log(node: Node, replica: str, *, tail: int = 200) -> str:
+    """The last lines an engine wrote. Raises AgentProblem."""
+    path = f"/v1/replicas/{uuid.UUID(replica)}/log"
+    answer = _run(_ask(node, "GET", path, params={"tail": str(tail)}))
+    if answer.status != 200:
+        raise AgentProblem(_refusal(node, answer))
+    return answer.body.decode("utf-8", "replace")
+
+
+def last_report(node: Node) -> StateReport | None:
+    """What the node last said of itself, without its ranks."""
+    if not node.report:
+        return None
+    try:
+        return read(StateReport, node.report)
+    except ProtocolError:  # kept by an older release
+        return None
+
+
+def _could_run(spec: ModelSpec, node: Node) -> bool:
+    report = last_report(node)
+    return report is not None and placement.could_run(spec, report)
+
+
+# --- the conversation -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    etag: str
+    body: bytes
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+async def _at_once(conversations: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    seats = asyncio.Semaphore(AT_ONCE)
+
+    async def seated(conversation: Coroutine[Any, Any, T]) -> T:
+        async with seats:
+            return await conversation
+
+    return list(await asyncio.gather(*(seated(each) for each in conversations)))
+
+
+async def _observe(node: Node, cluster: str) -> Observation:
+    headers = {"If-None-Match": node.etag} if node.etag else {}
+    try:
+        answer = await _ask(node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
+        if answer.status == 304 and node.etag:
+            return Observation(etag=node.etag, is_unchanged=True)
+        if answer.status != 200:
+            raise AgentProblem(_refusal(node, answer))
+        return Observation(_checked(node, cluster, _parsed(node, answer)), etag=answer.etag)
+    except AgentProblem as problem:
+        return Observation(problem=str(problem))
+
+
+def _checked(node: Node, cluster: str, raw: object) -> StateReport:
+    try:
+        report = read(StateReport, raw)
+        ranks = tuple(replace(rank, replica=str(uuid.UUID(rank.replica))) for rank in report.ranks)
+    except (ProtocolError, ValueError) as fault:
+        raise AgentProblem(
+            f"The agent of {node.name} sends a report that cannot be read ({fault}); "
+            "bring it to the version of the control plane."
+        ) from None
+    if report.cluster != cluster:
+        raise AgentProblem(
+            f"The agent at {node.address} serves another cluster; give it the identity file of {node.name}."
+        )
+    if report.node != str(node.uuid):
+        raise AgentProblem(
+            f"The agent at {node.address} is not the one of {node.name}; "
+            "correct the address or its identity file."
+        )
+    return replace(report, ranks=ranks)
+
+
+async def _tell(message: Message) -> Told:
+    path = f"/v1/replicas/{message.replica}"
+    try:
+        if message.assignment is not None:
+            answer = await _ask(message.node, "PUT", path, body=to_json(message.assignment))
+        else:
+            headers = command_headers(
+                cluster=message.cluster, fence=message.fence, generation=message.generation
+            )
+            answer = await _ask(
+                message.node, "DELETE", path, headers=headers, params={"drain": f"{message.drain_s}s"}
+            )
+        if answer.status >= 300:
+            code, _ = _error(answer)
+            return Told(answer.status, code=code, sentence=_refusal(message.node, answer))
+        return Told(answer.status, report=_rank_report(message, answer))
+    except AgentProblem as problem:
+        return Told(None, sentence=str(problem))
+
+
+def _rank_report(message: Message, answer: _Answer) -> RankReport | None:
+    """An accepted command's own account of the rank, where it can be read; the next report tells anyway."""
+    try:
+        report = read(RankReport, _parsed(message.node, answer))
+    except (AgentProblem, ProtocolError):
+        return None
+    return report if report.replica == message.replica else None
+
+
+async def _ask_path(node: Node, path: str) -> PathFacts:
+    try:
+        answer = await _ask(node, "POST", "/v1/paths", body={"paths": [path]})
+        if answer.status != 200:
+            raise AgentProblem(_refusal(node, answer))
+        raw = _parsed(node, answer)
+        found = raw.get("paths") if isinstance(raw, Mapping) else None
+        report = read(PathReport, found[0]) if isinstance(found, list) and found else None
+        if report is None or report.path != path:
+            raise AgentProblem("its answer is about another path")
+    except ProtocolError as fault:
+        return PathFacts(node.name, None, reason=str(fault))
+    except AgentProblem as problem:
+        return PathFacts(node.name, None, reason=str(problem))
+    return PathFacts(
+        node.name,
+        report.exists,
+        kind=report.kind,
+        size_bytes=report.size_bytes,
+        files=tuple(report.files),
+        reason=report.reason,
+    )
+
+
+async def _ask(
+    node: Node,
+    method: str,
+    path: str,
+    *,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+    limit: int = ANSWER_LIMIT_BYTES,
+) -> _Answer:
+    """One question within one deadline, whatever the agent drips. Raises AgentProblem."""
+    timeout_s = settings.LLMGW_AGENT_TIMEOUT_S
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            aiohttp.ClientSession(
+                cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+            ) as session,
+        ):
+            # While a key is rotated, an agent may still hold the token that the older one minted.
+            for key in cluster_keys():
+                token = key.node_token(str(node.uuid), node.token_generation)
+                async with session.request(
+                    method,
+                    node.address.rstrip("/") + path,
+                    json=body,
+                    params=params,
+                    headers={
+                        "Authorization": f"Bearer {token}",
+                        "Accept-Encoding": "identity",
+                        **(headers or {}),
+                    },
+                    allow_redirects=False,
+                ) as response:
+                    answer = _Answer(
+                        response.status,
+                        response.headers.get("ETag", "")[:80],
+                        await _bounded(response, limit),
+                    )
+                if answer.status != 401:
+                    break
+            return answer
+    except TimeoutError:
+        raise AgentProblem(
+            f"The agent of {node.name} at {node.address} did not answer within {timeout_s:g} s; "
+            "check that it runs and that the way to it is open."
+        ) from None
+    except (aiohttp.ClientError, OSError, ValueError) as fault:
+        cause = str(fault)[:200] or type(fault).__name__
+        raise AgentProblem(
+            f"The agent of {node.name} at {node.address} cannot be reached ({cause}); "
+            "check that it runs there."
+        ) from None
+
+
+async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            raise ValueError(f"its answer is longer than {limit} bytes")
+    return bytes(body)
+
+
+def _parsed(node: Node, answer: _Answer) -> object:
+    try:
+        return clean(json.loads(answer.body, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError):
+        raise AgentProblem(
+            f"The agent of {node.name} at {node.address} sends no JSON; is something else listening there?"
+        ) from None
+
+
+def _refuse_constant(constant: str) -> object:
+    raise ValueError(constant)
+
+
+def clean(value: Any) -> Any:
+    """Parsed JSON that any database can hold: no NUL, no half of a surrogate pair, bounded values."""
+    if isinstance(value, str):
+        return (
+            value[:TEXT_LIMIT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+        )
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, bool) or value is None:
+        return value
+    is_sound = -INT_LIMIT < value < INT_LIMIT and math.isfinite(value)
+    return value if is_sound else None
+
+
+def _error(answer: _Answer) -> tuple[str, str]:
+    """The code and the sentence of a refusal, empty where the answer is not one of ours."""
+    try:
+        error = clean(json.loads(answer.body))["error"]
+        return str(error["code"])[:40], str(error["sentence"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return "", ""
+
+
+def _refusal(node: Node, answer: _Answer) -> str:
+    if answer.status == 401:
+        return (
+            f"The agent of {node.name} does not accept this cluster's token; "
+            "write its identity file again with manage.py node_add."
+        )
+    _, sentence = _error(answer)
+    return sentence or f"The agent of {node.name} at {node.address} answered with status {answer.status}."
