@@ -1,0 +1,133 @@
+"""The sim engine's batch, its pace and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+# vllm's own bounds.
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TPOT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+class Pace:
+    """When the tokens of one answer are due. One that is late is told together with the next."""
+
+    def __init__(self, tokens: int, *, ttft_s: float, tpot_s: float) -> None:
+        self.tokens, self.tpot_s = tokens, tpot_s
+        self.first_s = time.monotonic() + ttft_s
+
+    async def due_after(self, told: int) -> int:
+        """How many are due, once more than `told` are."""
+        wait_s = self.first_s + told * self.tpot_s - time.monotonic()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        if self.tpot_s <= 0:
+            return self.tokens
+        late_s = time.monotonic() - self.first_s
+        return min(self.tokens, max(told + 1, int(late_s / self.tpot_s) + 1))
+
+
+class Slots:
+    """A batch of limited size with a queue, first come first served."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.running = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        await self._take()
+        try:
+            yield
+        finally:
+            self._give()
+
+    async def _take(self) -> None:
+        if self.running < self.size:
+            self.running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._queue:
+                self._queue.remove(turn)
+            elif not turn.cancelled():  # it was given the slot while its client left
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)  # the slot changes hands
+                return
+        self.running -= 1
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * len(bounds)
+        self.total = 0
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.total += times
+        self.sum += value * times
+        for index, bound in enumerate(self.bounds):
+            if value <= bound:
+                self.counts[index] += times
+                return
+
+    def lines(self, name: str, label: str) -> list[str]:
+        lines, below = [f"# TYPE {name} histogram"], 0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            below += count
+            lines.append(f'{name}_bucket{{le="{bound}",{label}}} {float(below)}')
+        lines.append(f'{name}_bucket{{le="+Inf",{label}}} {float(self.total)}')
+        lines += [f"{name}_count{{{label}}} {float(self.total)}", f"{name}_sum{{{label}}} {self.sum}"]
+        return lines
+
+
+@dataclass(slots=True)
+class Counts:
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
+    tpot: Histogram = field(default_factory=lambda: Histogram(TPOT_BUCKETS_S))
+
+    def exposition(self, model: str, slots: Slots) -> str:
+        """Everything in Prometheus' text form, under vllm's names."""
+        escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        label = f'engine="0",model_name="{escaped}"'
+        metrics = (
+            ("gauge", "vllm:num_requests_running", slots.running),
+            ("gauge", "vllm:num_requests_waiting", slots.waiting),
+            ("gauge", "vllm:kv_cache_usage_perc", slots.running / slots.size),
+            ("counter", "vllm:prompt_tokens_total", self.prompt_tokens),
+            ("counter", "vllm:generation_tokens_total", self.generation_tokens),
+        )
+        lines: list[str] = []
+        for kind, name, value in metrics:
+            lines += [f"# TYPE {name} {kind}", f"{name}{{{label}}} {float(value)}"]
+        lines.append("# TYPE vllm:request_success_total counter")
+        lines += [
+            f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {float(count)}'
+            for reason, count in self.finished.items()
+        ]
+        lines += self.ttft.lines("vllm:time_to_first_token_seconds", label)
+        lines += self.tpot.lines("vllm:inter_token_latency_seconds", label)
+        return "\n".join(lines) + "\n"

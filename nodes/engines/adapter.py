@@ -1,0 +1,142 @@
+"""The words of `nodes/engines`: what an engine is told, and what an adapter knows of one kind of engine.
+
+An adapter turns a Launch and a Seat into a Command. It starts nothing, opens no file and reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from catalog.owned import owner_of
+from nodes.protocol import Launch
+
+
+class RenderError(ValueError):
+    """A launch that no command can be made of; the text is the sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What the node adds to a launch: program, weights' place, address, key, devices.
+
+    executable: the first words of the command line. gpus: device UUIDs, none for a CPU-only profile.
+    allowed_args: options that the node's own configuration lets through although they open files or run code.
+    """
+
+    executable: Sequence[str]
+    host: str
+    port: int
+    key: str
+    model_path: str = ""
+    gpus: Sequence[str] = ()
+    rank: int = 0
+    allowed_args: Set[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. Secrets are in `env` alone, under the names in `secrets`; argv may be shown to anyone."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    secrets: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One kind of engine.
+
+    executables: names looked for on PATH (none: the agent brings the engine along).
+    needs_weights: whether a source has to be on the node before the start.
+    weight_patterns: the files of a repository that it reads.
+    running, waiting: the metrics that count its requests, summed over their labels.
+    refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
+    refused_env: beginnings of environment names that a profile may not set, and why.
+    """
+
+    name: str
+    title: str
+    command: Callable[[Launch, Seat], Command]
+    executables: tuple[str, ...] = ()
+    needs_weights: bool = True
+    weight_patterns: tuple[str, ...] = ()
+    health_path: str = "/health"
+    metrics_path: str = "/metrics"
+    running: str = ""
+    waiting: str = ""
+    refused_args: Mapping[str, str] = field(default_factory=dict)
+    refused_env: Mapping[str, str] = field(default_factory=dict)
+
+
+# A profile's environment could otherwise load code into an engine, or let it pass for another replica's.
+REFUSED_ENV = {
+    "LD_": "it loads code into the engine",
+    "PYTHON": "it loads code into the engine",
+    "BASH_ENV": "it runs code",
+    "LLMGW_": "the agent marks its processes with it",
+}
+
+
+def render(adapter: Adapter, launch: Launch, seat: Seat) -> Command:
+    """The command of this launch on this seat. Raises RenderError."""
+    if not 1 <= seat.port <= 65_535:  # an engine may wrap such a port around and listen elsewhere
+        raise RenderError(f"Port {seat.port} does not exist; give the agent a --port-range below 65536.")
+    for argument in profile_args(launch):
+        _judge_arg(adapter, launch, seat, argument)
+    for name in profile_env(launch):
+        _judge_env(adapter, launch, name)
+    command = adapter.command(launch, seat)
+    # The node's values win over the profile's.
+    env = {**profile_env(launch), **visible_devices(seat), **command.env}
+    return Command(command.argv, env, command.secrets)
+
+
+def profile_args(launch: Launch) -> list[str]:
+    args = launch.profile.get("args", [])
+    if not isinstance(args, (list, tuple)) or not all(isinstance(each, str) for each in args):
+        raise RenderError(f"{subject(launch)}: args is not a list of texts; correct it in the catalog.")
+    return list(args)
+
+
+def profile_env(launch: Launch) -> dict[str, str]:
+    env = launch.profile.get("env", {})
+    if not isinstance(env, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, str) for key, value in env.items()
+    ):
+        raise RenderError(f"{subject(launch)}: env is not a map of texts; correct it in the catalog.")
+    return dict(env)
+
+
+def visible_devices(seat: Seat) -> dict[str, str]:
+    """By UUID: indices change when a card is added. Empty hides every card from a CPU-only engine."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seat.gpus)}
+
+
+def _judge_arg(adapter: Adapter, launch: Launch, seat: Seat, argument: str) -> None:
+    if "\0" in argument:
+        raise RenderError(f"{subject(launch)}: an argument holds a NUL character; remove it.")
+    option = argument.split("=", 1)[0]
+    if owner := owner_of(argument, adapter.name):
+        raise RenderError(
+            f"{subject(launch)}: {option} comes {owner}, so a profile may not give it; remove it."
+        )
+    if option in adapter.refused_args and option not in seat.allowed_args:
+        raise RenderError(
+            f"{subject(launch)}: {option} {adapter.refused_args[option]}, which this node does not allow; "
+            f"remove it, or start the node's agent with --allow-arg={option}."
+        )
+
+
+def _judge_env(adapter: Adapter, launch: Launch, name: str) -> None:
+    value = profile_env(launch)[name]
+    if not name or "=" in name or "\0" in name + value:
+        raise RenderError(f"{subject(launch)}: {name!r} cannot be an environment variable; correct it.")
+    refused = {**REFUSED_ENV, **adapter.refused_env}
+    why = next((why for start, why in refused.items() if name.startswith(start)), "")
+    if why:
+        raise RenderError(f"{subject(launch)}: env may not set {name}, as {why}; remove it.")
+
+
+def subject(launch: Launch) -> str:
+    return f'model "{launch.model}" profile "{launch.profile.get("name", "")}"'

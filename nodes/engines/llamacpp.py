@@ -1,0 +1,127 @@
+"""llama-server's command line.
+
+A request's context is what the catalog says: with slots and unified KV left to the engine, every slot
+advertises the whole context and together they overrun it, which ends all requests at once. So both are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nodes.engines.adapter import Adapter, Command, RenderError, Seat, profile_args, subject
+from nodes.protocol import Launch
+
+DEFAULT_SLOTS = 4
+
+_SLOTS = ("-np", "--parallel")
+_CONTEXT = ("-c", "--ctx-size")
+_UNIFIED = ("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "--kv-unified-per-slot")
+_EMBEDDINGS = ("--embedding", "--embeddings")
+_SPLIT = ("-sm", "--split-mode")
+
+
+def _command(launch: Launch, seat: Seat) -> Command:
+    args = profile_args(launch)
+    slots = _slots(launch, args)
+    if not _has(args, _SLOTS):
+        args += ["--parallel", str(slots)]
+    if launch.context_length > 0 and not _has(args, _CONTEXT):
+        args += ["--ctx-size", str(slots * launch.context_length)]
+    if not _has(args, _UNIFIED):
+        args += ["--no-kv-unified"]
+    if launch.capabilities.get("embeddings") and not _has(args, _EMBEDDINGS):
+        args += ["--embeddings"]
+    if len(seat.gpus) > 1 and not _has(args, _SPLIT):
+        # tp splits each layer over the cards, pp gives whole layers to each.
+        args += ["--split-mode", "row" if _number(launch.profile.get("tp")) > 1 else "layer"]
+    args += ["--metrics", "--alias", launch.model, "--model", seat.model_path]
+    args += ["--host", seat.host, "--port", str(seat.port)]
+    env = {"LLAMA_API_KEY": seat.key}
+    if not seat.gpus:
+        env["GGML_VK_VISIBLE_DEVICES"] = ""  # a Vulkan build does not heed CUDA_VISIBLE_DEVICES
+    return Command((*seat.executable, *args), env, frozenset({"LLAMA_API_KEY"}))
+
+
+def _slots(launch: Launch, args: Sequence[str]) -> int:
+    """How many requests run at once; the last --parallel counts, as it does for the engine."""
+    slots = DEFAULT_SLOTS
+    for option, value in zip(args, [*args[1:], ""], strict=True):
+        if option in _SLOTS:
+            if not value.isdecimal() or int(value) < 1:
+                raise RenderError(
+                    f"{subject(launch)}: {option} {value} is not a number of slots, and without one a "
+                    f"request's context cannot be told; give 1 or more, or leave it out."
+                )
+            slots = int(value)
+    return slots
+
+
+def _has(args: Sequence[str], options: Sequence[str]) -> bool:
+    return any(each in options for each in args)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 1
+
+
+_OPENS = "opens a file on the node"
+_FETCHES = "fetches from an address"
+_RUNS = "runs programs on the node"
+
+ADAPTER = Adapter(
+    name="llamacpp",
+    title="llama-server",
+    command=_command,
+    executables=("llama-server", "llama-server-vulkan"),
+    weight_patterns=("*.gguf",),
+    running="llamacpp:requests_processing",
+    waiting="llamacpp:requests_deferred",
+    refused_args={
+        "--agent": _RUNS,
+        "-ag": _RUNS,
+        "--api-prefix": "moves the routes that the agent and the gateway call",
+        "--chat-template-file": _OPENS,
+        "--control-vector": _OPENS,
+        "--control-vector-scaled": _OPENS,
+        "--grammar-file": _OPENS,
+        "--hf-repo-draft": _FETCHES,
+        "-hfd": _FETCHES,
+        "-hfrd": _FETCHES,
+        "--spec-draft-hf": _FETCHES,
+        "--json-schema-file": _OPENS,
+        "-jf": _OPENS,
+        "--log-file": _OPENS,
+        "--log-prompts-dir": "writes what people ask to a folder",
+        "--lookup-cache-dynamic": _OPENS,
+        "-lcd": _OPENS,
+        "--lookup-cache-static": _OPENS,
+        "-lcs": _OPENS,
+        "--lora": _OPENS,
+        "--lora-scaled": _OPENS,
+        "--mcp-servers-config": _RUNS,
+        "--mcp-servers-json": _RUNS,
+        "--media-path": "lets clients read files of the node",
+        "--mmproj": _OPENS,
+        "-mm": _OPENS,
+        "--mmproj-url": _FETCHES,
+        "-mmu": _FETCHES,
+        "--model-draft": _OPENS,
+        "-md": _OPENS,
+        "--spec-draft-model": _OPENS,
+        "--path": "serves files of the node",
+        "--slot-save-path": "writes files on the node",
+        "--ssl-cert-file": _OPENS,
+        "--ssl-key-file": _OPENS,
+        "--tools": _RUNS,
+        "--tools-runtime": _RUNS,
+        "--ui-config-file": _OPENS,
+        "--webui-config-file": _OPENS,
+        "--ui-mcp-proxy": "lets clients reach other hosts through the node",
+        "--webui-mcp-proxy": "lets clients reach other hosts through the node",
+        "--video-ffmpeg-dir": _RUNS,
+    },
+    refused_env={
+        "GGML_BACKEND": "it loads code into the engine",
+        "LLAMA_ARG_": "it stands for an option of llama-server, which belongs among the profile's args",
+    },
+)
