@@ -16,8 +16,8 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 
-# Writes its process id when it is ready to be stopped. A polite program ends on SIGTERM, a stubborn one does not,
-# and a brief one ends by itself once there is a polite one beside it.
+# Writes its process id when it is ready to be stopped. A polite program ends on SIGTERM, a stubborn one does
+# not, and a brief one ends by itself once there is a polite one beside it.
 PROGRAM = """
 import pathlib, signal, sys, time
 kind, path = sys.argv[1:]
