@@ -45,9 +45,9 @@ class Node:
     taken: frozenset[str] = frozenset()
     claimed_mib: int = 0
 
-    def seating(self, profile: ProfileSpec, gpus: Iterable[str]) -> Node:
-        """The same node once a replica of this profile sits there."""
-        return replace(self, taken=self.taken.union(gpus), claimed_mib=self.claimed_mib + memory_mib(profile))
+    def seating(self, gpus: Iterable[str], memory_gb: int = 0) -> Node:
+        """The same node once a rank holds these GPUs and was promised this much memory there."""
+        return replace(self, taken=self.taken.union(gpus), claimed_mib=self.claimed_mib + _mib(memory_gb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ class Want:
     avoid: by profile name, the nodes where it failed lately for a reason of theirs.
     """
 
-    model: str
-    source: str
+    spec: ModelSpec
     profiles: Sequence[ProfileSpec]
     source_bytes: int | None = None
     crowd: Mapping[int, int] = field(default_factory=dict)
@@ -84,8 +83,8 @@ class Unseated:
     reasons: Mapping[str, Mapping[str, int]]
 
 
-def memory_mib(profile: ProfileSpec) -> int:
-    return -(-profile.min_memory_gb * GB // MIB)
+def _mib(memory_gb: int) -> int:
+    return -(-memory_gb * GB // MIB)
 
 
 def by_preference(profiles: Iterable[ProfileSpec]) -> tuple[ProfileSpec, ...]:
@@ -194,21 +193,21 @@ def _free_gpus(node: Node, report: StateReport, profile: ProfileSpec) -> list[Gp
 
 
 def _is_short_of_memory(node: Node, report: StateReport, profile: ProfileSpec) -> bool:
-    need = memory_mib(profile)
+    need = _mib(profile.min_memory_gb)
     total, free = report.memory_total_mib, report.memory_free_mib
     return (total is not None and total - node.claimed_mib < need) or (free is not None and free < need)
 
 
 def _disk_bytes(want: Want, profile: ProfileSpec) -> int:
     """What has to be fetched first: nothing for a path on the nodes, nor for an engine without weights."""
-    if want.source.startswith("/"):
+    if want.spec.source.startswith("/"):
         return 0
     weights = 0 if profile.engine == "sim" else want.source_bytes or 0
     return max(profile.min_disk_gb * GB, weights)
 
 
 def _holds(want: Want, node: Node) -> bool:
-    return node.name in want.held_on or (node.report is not None and want.source in node.report.weights)
+    return node.name in want.held_on or (node.report is not None and want.spec.source in node.report.weights)
 
 
 def _sentence(reasons: Mapping[str, Counter[str]], gangs: Sequence[str], nodes: int) -> str:

@@ -1,7 +1,7 @@
 """Where a replica differs from the catalog as it is now, field by field, and the words for it.
 
-A replica keeps the launch it was started from: nobody rewrites the record, and nothing here asks for a restart.
-An empty fingerprint is unknown, never stale. A difference in what takes effect without a restart is mild.
+A replica keeps the launch it was started from: nobody rewrites the record, and nothing asks for a restart. An
+empty fingerprint is unknown, never stale. A difference in what takes effect without a restart is mild.
 """
 
 from __future__ import annotations

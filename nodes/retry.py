@@ -1,0 +1,115 @@
+"""When a profile that has failed may be tried again, by the kind of its failures.
+
+configuration waits for an edit; capacity and disk wait long, doubling; a node's trouble sends the next try
+elsewhere; everything else backs off 1, 2, 4 ... 60 s. All of it is computed from failures that are on record:
+a restart of anything forgets nothing, and minutes of health reset it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from catalog.reading import quote
+from nodes.protocol import Launch
+
+CRASH_LOOP = 5  # failures in WINDOW, by which time it is called by its name
+WINDOW = timedelta(minutes=10)
+SLOW_WINDOW = timedelta(hours=1)
+FIRST, LONGEST = timedelta(seconds=1), timedelta(seconds=60)
+SLOW_FIRST, SLOW_LONGEST = timedelta(seconds=30), timedelta(minutes=10)
+NODE_FIRST, NODE_LONGEST = timedelta(seconds=60), timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica that failed while it was wanted, on which node and when. `reason` is its agent's sentence."""
+
+    replica: str
+    launch: Launch
+    at: datetime
+    kind: str = ""
+    reason: str = ""
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to try now. retry_at is None where only a person ends the wait; avoid: nodes to pass over."""
+
+    may_try: bool = True
+    retry_at: datetime | None = None
+    avoid: frozenset[int] = frozenset()
+    why: str = ""
+
+
+def is_same_attempt(was: Launch, now: Launch) -> bool:
+    """Whether starting `now` would repeat `was`: an edit to what shapes the command makes it a new one."""
+    return _key(was) == _key(now)
+
+
+def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: datetime) -> Verdict:
+    """`failures` are those of one profile as it is now; `wanted` is how many replicas there should be."""
+    newest = sorted(failures, key=lambda failure: (failure.at, failure.replica), reverse=True)
+    for failure in newest:
+        if failure.kind == "configuration":
+            return Verdict(
+                may_try=False,
+                why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
+                f"or once the failed replica {failure.replica[:8]} is stopped",
+            )
+    slow = [each for each in newest if each.kind in ("capacity", "disk") and now - each.at < SLOW_WINDOW]
+    brief = [
+        each
+        for each in newest
+        if each.kind not in ("configuration", "capacity", "disk", "node") and now - each.at < WINDOW
+    ]
+    waits = [
+        (failures[0].at + _doubled(first, longest, _rounds(failures, wanted)), failures)
+        for failures, first, longest in ((slow, SLOW_FIRST, SLOW_LONGEST), (brief, FIRST, LONGEST))
+        if failures
+    ]
+    retry_at, cause = max(waits, default=(now, []), key=lambda wait: wait[0])
+    if retry_at > now:
+        return Verdict(may_try=False, retry_at=retry_at, why=_waiting(profile, cause, wanted, retry_at))
+    return Verdict(avoid=_nodes_to_avoid(newest, now))
+
+
+def _key(launch: Launch) -> tuple[object, ...]:
+    capabilities = frozenset(name for name, is_on in launch.capabilities.items() if is_on)
+    return (launch.fingerprint, launch.source, launch.revision, launch.context_length, capabilities)
+
+
+def _rounds(failures: Sequence[Failure], wanted: int) -> int:
+    """How often each of the wanted replicas has failed, about: eight that fail at once are no crash loop."""
+    return -(-len(failures) // max(wanted, 1))
+
+
+def _doubled(first: timedelta, longest: timedelta, times: int) -> timedelta:
+    return min(longest, first * (1 << min(times - 1, 20)))
+
+
+def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> frozenset[int]:
+    on_node: dict[int, list[Failure]] = {}
+    for failure in failures:
+        if failure.kind == "node" and failure.node is not None and now - failure.at < SLOW_WINDOW:
+            on_node.setdefault(failure.node, []).append(failure)
+    return frozenset(
+        node
+        for node, failed in on_node.items()
+        if failed[0].at + _doubled(NODE_FIRST, NODE_LONGEST, len(failed)) > now
+    )
+
+
+def _waiting(profile: str, failures: Sequence[Failure], wanted: int, retry_at: datetime) -> str:
+    count = len(failures)
+    failed = "failed"
+    if failures[0].kind not in ("capacity", "disk") and _rounds(failures, wanted) >= CRASH_LOOP:
+        failed = f"is in a crash loop ({count} failures in ten minutes), the last"
+    # A moment rather than a countdown: it stays true for as long as it is shown.
+    return f"profile {quote(profile)} {failed}: {_told(failures[0])}; next try at {retry_at:%H:%M:%S} UTC"
+
+
+def _told(failure: Failure) -> str:
+    return failure.reason.strip().rstrip(".") or "its agent gives no reason"

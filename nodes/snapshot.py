@@ -1,0 +1,105 @@
+"""What is known at one moment, as values: the ground that the reconciler's decisions stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from catalog.spec import ModelSpec, ProfileSpec
+from nodes import placement, retry
+from nodes.protocol import Launch, RankReport
+
+PENDING, LOST = "pending", "lost"
+RUN, DRAIN, STOP = "run", "drain", "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What gateways say of a model. waiting, in_flight: of live ones. is_known: one of them lives."""
+
+    asked_at: datetime | None = None
+    waiting: int = 0
+    in_flight: int = 0
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A catalog entry, and what a launch needs besides. held_on: names of nodes known to hold the source."""
+
+    id: int
+    spec: ModelSpec
+    source_revision: str = ""
+    source_bytes: int | None = None
+    held_on: frozenset[str] = frozenset()
+    demand: Demand = Demand()
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The part of a replica on one node; `pending` until its agent reports it."""
+
+    node: int
+    rank: int = 0
+    gpus: tuple[str, ...] = ()
+    state: str = PENDING
+    requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica that is not over. model is None once it has left the catalog."""
+
+    id: str
+    model: int | None
+    launch: Launch
+    ranks: tuple[Rank, ...]
+    created_at: datetime
+    state_since: datetime
+    state: str = PENDING
+    fingerprint: str = ""
+    wanted: str = RUN
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A rank that a node reports and is not assigned. is_over_here: by our record, its replica has ended."""
+
+    node: int
+    report: RankReport
+    is_over_here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is known at one moment. answered: nodes whose agents can be told something in this pass.
+
+    unreadable: models whose rows break the law of the catalog; what runs of them is left alone.
+    """
+
+    now: datetime
+    nodes: tuple[placement.Node, ...] = ()
+    models: tuple[Model, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    strangers: tuple[Stranger, ...] = ()
+    failures: tuple[tuple[int, retry.Failure], ...] = ()
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    answered: frozenset[int] = frozenset()
+    idle_timeout_ns: int = 15 * 60 * 10**9
+
+
+def launch_of(model: Model, profile: ProfileSpec) -> Launch:
+    """The record a replica of this profile would be started from now."""
+    spec = model.spec
+    return Launch(
+        model=spec.name,
+        source=spec.source,
+        profile=profile.as_dict(),
+        fingerprint=profile.fingerprint(),
+        revision=model.source_revision,
+        context_length=spec.context_length,
+        capabilities=spec.as_dict()["capabilities"],
+        source_bytes=model.source_bytes,
+    )
