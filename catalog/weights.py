@@ -1,0 +1,86 @@
+"""Which files of a source are its weights, and whether an engine can read them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+GGUF_ENGINES = frozenset({"llamacpp"})
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The weight files chosen. Where `code` is not empty something is wrong: `says` completes
+    `source "..." ...` and may list `{names}`, which are in `listed`."""
+
+    files: tuple[str, ...] = ()
+    level: Literal["ok", "warn", "refuse"] = "ok"
+    code: str = ""
+    says: str = ""
+    listed: tuple[str, ...] = ()
+
+
+def _gguf_models(files: Sequence[str]) -> dict[str, list[str]]:
+    """GGUF files by the model they belong to: shards together, projectors for images left out."""
+    models: dict[str, list[str]] = {}
+    for name in files:
+        if name.endswith(".gguf") and not name.rsplit("/", 1)[-1].startswith("mmproj"):
+            models.setdefault(_SHARD.sub("", name), []).append(name)
+    return models
+
+
+def choose_weights(engines: Sequence[str], files: Sequence[str], selector: str) -> Choice:
+    """What these engines would read of these files; the worst of what any of them says."""
+    offered = sorted(files)
+    if selector:
+        offered = [name for name in offered if name == selector or fnmatchcase(name, selector)]
+        if not offered:
+            weights = tuple(name for name in sorted(files) if _is_weight(name))
+            step = "choose one of {names}" if weights else "the repository holds no weights; choose another"
+            return Choice((), "refuse", "no_file", f"has no file of that name; {step}", weights)
+    choices = [_choose_for(engine, offered) for engine in engines]
+    refused = [choice for choice in choices if choice.level == "refuse"]
+    warned = [choice for choice in choices if choice.level == "warn"]
+    worst = (refused + warned + choices)[0]
+    chosen = tuple(dict.fromkeys(name for choice in choices for name in choice.files))
+    return Choice(chosen, worst.level, worst.code, worst.says, worst.listed)
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith((".safetensors", ".gguf", *_PICKLES))
+
+
+def _choose_for(engine: str, files: Sequence[str]) -> Choice:
+    weights = tuple(name for name in files if _is_weight(name))
+    safetensors = tuple(name for name in files if name.endswith(".safetensors"))
+    models = _gguf_models(files)
+    ggufs = tuple(name for names in models.values() for name in names)
+    if not weights:
+        step = "give one that has some (safetensors, or GGUF for llamacpp)"
+        return Choice((), "refuse", "no_weights", f"holds no weights; {step}")
+    if engine in GGUF_ENGINES:
+        if not models:
+            step = "give a repository or file in GGUF form, or another engine"
+            return Choice(
+                (), "refuse", "no_gguf", f"holds no GGUF file, the only form {engine} reads; {step}"
+            )
+        if len(models) > 1:
+            step = "choose one by its file name, as in org/name:file.gguf, from {names}"
+            return Choice(
+                (), "refuse", "many_ggufs", f"holds {len(models)} GGUF models; {step}", tuple(sorted(models))
+            )
+        return Choice(ggufs)
+    if safetensors:
+        return Choice(safetensors)
+    if ggufs:
+        step = "give a repository with safetensors, or the engine llamacpp"
+        return Choice(
+            ggufs, "warn", "gguf", f"holds GGUF files alone, which {engine} reads poorly if at all; {step}"
+        )
+    step = "give a repository with safetensors, or save the model unchecked if you trust its author"
+    return Choice(
+        weights, "refuse", "pickle", f"holds pickle files alone, which run code when they are read; {step}"
+    )
