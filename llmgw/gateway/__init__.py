@@ -1,0 +1,2 @@
+"""The data plane: one OpenAI-compatible address in front of every replica. Nothing here touches Django's
+request path."""

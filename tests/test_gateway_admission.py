@@ -1,0 +1,325 @@
+"""Every "no" of the gateway's core, as a table of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from catalog.keys import KeyText
+from llmgw.gateway import admission
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Peek, Refused, Situation
+
+PEPPER = b"a pepper for tests"
+KEY = KeyText.from_bytes(b"\x01" * 6, b"\x02" * 24)
+ENTRY = KeyEntry(KEY.id, KEY.digest(PEPPER))
+MODEL = ModelEntry(1, "qwen3-8b", is_on_demand=True)
+
+
+def _refusal(call: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        call()
+    return caught.value
+
+
+def test_a_refusal_has_the_shape_that_openai_clients_read() -> None:
+    refused = Refused(503, "loading", "Wait.", param="model", retry_after_s=10)
+    assert refused.as_dict() == {
+        "error": {"message": "Wait.", "type": "server_error", "param": "model", "code": "loading"}
+    }
+    assert refused.headers() == [(b"retry-after", b"10")]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        pytest.param(400, "invalid_request_error", id="what the client sent"),
+        pytest.param(401, "authentication_error", id="who the client is"),
+        pytest.param(403, "permission_error", id="what the client may do"),
+        pytest.param(404, "invalid_request_error", id="what is not there"),
+        pytest.param(429, "rate_limit_error", id="how much the client asks"),
+        pytest.param(503, "server_error", id="what llmgw cannot do now"),
+    ],
+)
+def test_the_status_gives_a_refusal_its_type(status: int, kind: str) -> None:
+    assert Refused(status, "code", "Sentence.").kind == kind
+
+
+# --- the credential ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param([(b"authorization", b"Bearer abc")], id="a Bearer header"),
+        pytest.param([(b"authorization", b"bearer  abc ")], id="a Bearer header, carelessly written"),
+        pytest.param([(b"x-api-key", b"abc"), (b"accept", b"*/*")], id="an X-Api-Key header"),
+    ],
+)
+def test_one_credential_is_found(headers: list[tuple[bytes, bytes]]) -> None:
+    assert admission.credential(headers) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "says"),
+    [
+        pytest.param([], 401, "needs an API key", id="none"),
+        pytest.param([(b"authorization", b"Basic abc")], 401, "not a Bearer one", id="a password"),
+        pytest.param(
+            [(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")],
+            400,
+            "two credentials, authorization and authorization",
+            id="two Authorization headers",
+        ),
+        pytest.param(
+            [(b"x-api-key", b"a"), (b"authorization", b"Bearer a")],
+            400,
+            "two credentials, x-api-key and authorization",
+            id="the same key in two headers",
+        ),
+    ],
+)
+def test_no_or_two_credentials_are_refused(
+    headers: list[tuple[bytes, bytes]], status: int, says: str
+) -> None:
+    refused = _refusal(lambda: admission.credential(headers))
+    assert refused.status == status
+    assert says in refused.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("sk-1234567890", id="somebody else's"),
+        pytest.param(KEY.reveal()[:-1], id="cut short"),
+        pytest.param(KEY.reveal().replace("_1", "_2").swapcase(), id="mistyped"),
+        pytest.param("", id="empty"),
+    ],
+)
+def test_a_text_that_is_no_key_is_told_so_without_a_look_up(text: str) -> None:
+    refused = _refusal(lambda: admission.read_key(text))
+    assert (refused.status, refused.code) == (401, "invalid_api_key")
+    assert "checksum does not match" in refused.message
+
+
+def _check(
+    entry: KeyEntry | None, key: KeyText = KEY, *, now_s: float = 100, is_table_fresh: bool = True
+) -> None:
+    admission.check_key(key, entry, PEPPER, now_s=now_s, is_table_fresh=is_table_fresh)
+
+
+def test_a_known_key_is_let_in_by_a_fresh_table_and_by_an_old_one() -> None:
+    _check(ENTRY)
+    _check(ENTRY, is_table_fresh=False)
+
+
+def test_a_key_is_let_in_until_the_moment_it_expires() -> None:
+    entry = KeyEntry(KEY.id, KEY.digest(PEPPER), expires_at_s=100)
+    _check(entry, now_s=99.9)
+    assert "has expired" in _refusal(lambda: _check(entry, now_s=100)).message
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "says"),
+    [
+        pytest.param(None, KEY, "not known here", id="a key that nobody made"),
+        pytest.param(
+            ENTRY, KeyText(KEY.id, "x" * 32), "not known here", id="the id of one with another secret"
+        ),
+        pytest.param(
+            KeyEntry(KEY.id, KEY.digest(PEPPER), is_revoked=True), KEY, "was revoked", id="a revoked key"
+        ),
+        pytest.param(
+            KeyEntry(KEY.id, KEY.digest(PEPPER), is_revoked=True),
+            KeyText(KEY.id, "x" * 32),
+            "not known here",
+            id="a wrong secret learns nothing of a revoked key",
+        ),
+    ],
+)
+def test_a_key_that_is_not_good_is_refused(entry: KeyEntry | None, key: KeyText, says: str) -> None:
+    refused = _refusal(lambda: _check(entry, key))
+    assert (refused.status, refused.code) == (401, "invalid_api_key")
+    assert says in refused.message
+    assert key.secret not in refused.message
+
+
+def test_a_table_that_is_behind_does_not_call_a_key_unknown() -> None:
+    refused = _refusal(lambda: _check(None, is_table_fresh=False))
+    assert (refused.status, refused.code) == (503, "database_away")
+    assert refused.retry_after_s is not None
+
+
+# --- the request --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        pytest.param([(b"content-encoding", b"gzip")], 415, "unsupported_encoding", id="a compressed body"),
+        pytest.param(
+            [(b"content-length", b"2"), (b"transfer-encoding", b"chunked")],
+            400,
+            "ambiguous_length",
+            id="two ways to say how long the body is",
+        ),
+    ],
+)
+def test_headers_that_hide_the_body_are_refused(
+    headers: list[tuple[bytes, bytes]], status: int, code: str
+) -> None:
+    refused = _refusal(lambda: admission.check_headers(headers))
+    assert (refused.status, refused.code) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("peek", "code", "param"),
+    [
+        pytest.param(Peek(), "missing_model", "model", id="no model"),
+        pytest.param(Peek(model=""), "invalid_model", "model", id="an empty model"),
+        pytest.param(Peek(model=["a"]), "invalid_model", "model", id="a list of models"),
+        pytest.param(Peek(model="m", stream="yes"), "invalid_stream", "stream", id="a stream that is a text"),
+        pytest.param(
+            Peek(model="m", template_fields=frozenset({"chat_template"})),
+            "field_not_accepted",
+            "chat_template",
+            id="a template inside chat_template_kwargs",
+        ),
+        pytest.param(
+            Peek(model="m", part_fields=frozenset({"type", "image_embeds"})),
+            "field_not_accepted",
+            "image_embeds",
+            id="embeddings inside a message",
+        ),
+        pytest.param(
+            Peek(model="m", media_urls=("data:image/png;base64,AA==", "http://10.0.0.1/")),
+            "remote_media",
+            "messages",
+            id="an image elsewhere, after one that is here",
+        ),
+        pytest.param(
+            Peek(model="m", media_urls=("file:///etc/passwd",)), "remote_media", "messages", id="a file"
+        ),
+        *(
+            pytest.param(
+                Peek(model="m", fields=frozenset({"model", name})), "field_not_accepted", name, id=name
+            )
+            for name in admission.REFUSED_FIELDS
+        ),
+    ],
+)
+def test_what_a_body_may_not_hold_is_named(peek: Peek, code: str, param: str) -> None:
+    refused = _refusal(lambda: admission.check_body(peek))
+    assert (refused.status, refused.code, refused.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    "peek",
+    [
+        pytest.param(Peek(model="m", stream=None), id="nothing but a model"),
+        pytest.param(Peek(model="m", fields=frozenset({"model", "a_new_parameter"})), id="an unknown field"),
+        pytest.param(
+            Peek(model="m", template_fields=frozenset({"enable_thinking"})), id="a template's harmless switch"
+        ),
+        pytest.param(Peek(model="m", media_urls=("DATA:image/png;base64,AA==",)), id="an image that is here"),
+    ],
+)
+def test_what_a_body_may_hold_passes(peek: Peek) -> None:
+    assert admission.check_body(peek) == "m"
+
+
+# --- the model ----------------------------------------------------------------------------
+
+
+def test_an_unknown_model_is_met_with_names_that_are_close() -> None:
+    refused = admission.unknown_model("qwen3-8", ["qwen3-8b", "qwen3-80b", "gemma3"])
+    assert (refused.status, refused.code, refused.param) == (404, "model_not_found", "model")
+    assert 'no model "qwen3-8"' in refused.message
+    assert '"qwen3-8b"' in refused.message
+    assert "gemma3" not in refused.message
+
+
+def test_an_unknown_model_like_no_other_is_met_with_where_to_look() -> None:
+    assert "GET /v1/models" in admission.unknown_model("x" * 5000, ["qwen3-8b"]).message
+
+
+@pytest.mark.parametrize(
+    ("model", "situation", "is_ready", "status", "reason"),
+    [
+        pytest.param(MODEL, Situation(), True, "ready", "", id="a ready replica is all that counts"),
+        pytest.param(
+            ModelEntry(1, "m", is_off=True), Situation(), False, "off", "max 0", id="off is off by intent"
+        ),
+        pytest.param(
+            MODEL,
+            Situation(on_the_way=(("fetching", "41 % of 8 GB"),), failures=("exit 1",), unplaced="no room"),
+            False,
+            "loading",
+            "fetching: 41 % of 8 GB",
+            id="one on its way counts more than one that failed",
+        ),
+        pytest.param(
+            MODEL, Situation(failures=("out of memory",)), False, "unavailable", "out of memory", id="failed"
+        ),
+        pytest.param(
+            MODEL,
+            Situation(unplaced="0 of 3 nodes: 3 lack 1 free sim"),
+            False,
+            "unavailable",
+            "0 of 3 nodes",
+            id="nothing fits",
+        ),
+        pytest.param(MODEL, Situation(), False, "on_demand", "loaded when asked for", id="nobody asked yet"),
+        pytest.param(
+            ModelEntry(1, "m"), Situation(), False, "loading", "about to be placed", id="just added"
+        ),
+    ],
+)
+def test_a_model_stands_where_its_replicas_do(
+    model: ModelEntry, situation: Situation, is_ready: bool, status: str, reason: str
+) -> None:
+    standing = admission.standing(model, situation, is_ready=is_ready)
+    assert standing.status == status
+    assert reason in standing.reason
+
+
+def test_a_model_that_is_off_is_refused_without_a_word_of_trying_again() -> None:
+    refused = _refusal(lambda: admission.check_is_on(ModelEntry(1, "m", is_off=True)))
+    assert (refused.status, refused.code, refused.retry_after_s) == (503, "off", None)
+    assert "Try again" not in refused.message
+
+
+def test_nobody_waits_for_a_replica_that_only_an_edit_can_help() -> None:
+    stuck = Situation(failures=("failed: unknown flag --foo",), needs_edit=True)
+    refused = _refusal(lambda: admission.check_can_be_ready(MODEL, stuck))
+    assert "unknown flag --foo" in refused.message
+    admission.check_can_be_ready(MODEL, Situation(failures=("failed: exit 1",)))
+    admission.check_can_be_ready(
+        MODEL, Situation(on_the_way=(("starting", ""),), needs_edit=True, failures=("x",))
+    )
+
+
+@pytest.mark.parametrize(
+    ("situation", "code", "says"),
+    [
+        pytest.param(
+            Situation(on_the_way=(("starting", "loading weights"),)),
+            "loading",
+            "starting: loading weights",
+            id="what is on its way",
+        ),
+        pytest.param(
+            Situation(unplaced="0 of 2 nodes: 2 cordoned"),
+            "unavailable",
+            "0 of 2 nodes",
+            id="why nothing fits",
+        ),
+        pytest.param(Situation(), "loading", "its load has not begun", id="that nothing happened"),
+    ],
+)
+def test_who_waited_in_vain_is_told_for_what(situation: Situation, code: str, says: str) -> None:
+    refused = admission.not_ready_in_time(MODEL, situation, 60)
+    assert (refused.status, refused.code) == (503, code)
+    assert "after 60 s" in refused.message
+    assert says in refused.message
+    assert refused.retry_after_s is not None
