@@ -428,8 +428,8 @@ def warnings(model: ModelSpec) -> tuple[str, ...]:
         )
     for profile in model.profiles:
         found += [
-            f"model {quote(model.name)} profile {quote(profile.name)}: {name} is set by the node, whose value wins;"
-            " remove it from env"
+            f"model {quote(model.name)} profile {quote(profile.name)}: {name} is set by"
+            " the node, whose value wins; remove it from env"
             for name in profile.env
             if name in OWNED_ENV
         ]

@@ -157,7 +157,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown routing profile": (
         model(routing_profile="random"),
         (
-            'model "m": routing_profile "random" is not known; choose prefix, least-loaded, round-robin, session,'
+            'model "m": routing_profile "random" is not known; choose prefix,'
+            " least-loaded, round-robin, session,"
             " or leave it out"
         ),
     ),
@@ -333,10 +334,14 @@ def test_what_is_seldom_meant_earns_a_warning() -> None:
     )
     assert warnings(ModelSpec.load(raw)) == (
         (
-            'model "m": idle_timeout 59s is under a minute; each unloading throws away the KV cache that routing filled,'
+            'model "m": idle_timeout 59s is under a minute; each unloading throws away the'
+            " KV cache that routing filled,"
             " so give it longer"
         ),
-        'model "m" profile "gpu": CUDA_VISIBLE_DEVICES is set by the node, whose value wins; remove it from env',
+        (
+            'model "m" profile "gpu": CUDA_VISIBLE_DEVICES is set by the node, whose value'
+            " wins; remove it from env"
+        ),
     )
     assert warnings(ModelSpec.load(model(scaling={"max": 1, "idle_timeout": "1m"}))) == ()
 
