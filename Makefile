@@ -18,16 +18,16 @@ test: lint
 	$(BIN)/python -m pytest
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m django_db
 
-# The checks run on settings of their own: no variable of this shell, and a var folder that is thrown away.
-CHECK = var=$$(mktemp -d) && env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=$$var $(BIN)/python -W error manage.py
+# The checks read settings that no variable of this shell has touched, and leave var/ alone.
+CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks
 lint: .venv/ready-for-tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(CLEAN) $(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml catalog nodes llmgw manage.py
-	$(CHECK) check --deploy --fail-level WARNING; status=$$?; rm -rf "$$var"; exit $$status
-	$(CHECK) makemigrations --check --dry-run; status=$$?; rm -rf "$$var"; exit $$status
+	$(BIN)/bandit --quiet --severity-level medium --recursive catalog nodes llmgw manage.py
+	$(CLEAN) $(BIN)/python -W error manage.py check --deploy --fail-level WARNING
+	$(CLEAN) $(BIN)/python -W error manage.py makemigrations --check --dry-run
 
 # The stamps say what was installed, so that the second start is instant and a changed list is noticed.
 .venv/ready: requirements.txt nodes/agent/requirements.txt
