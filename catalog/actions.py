@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
@@ -406,7 +406,7 @@ def _recorded(row: Model) -> Finding:
 # --- keys -------------------------------------------------------------------------------------------
 
 
-def mint_key(name: str, *, user: AbstractBaseUser, scope: str, by: str, door: str) -> tuple[Key, str]:
+def mint_key(name: str, *, user: User, scope: str, by: str, door: str) -> tuple[Key, str]:
     """A new API key and its text, which is not kept: only this answer ever shows it."""
     if not name.strip() or len(name) > NAME_LIMIT or not name.isprintable():
         says = f"a key needs a name of at most {NAME_LIMIT} visible characters, telling what it is for"

@@ -42,15 +42,15 @@ def nobody_is_asked(path: str, spec: ModelSpec) -> Sequence[PathFacts]:
     raise AssertionError(f"the nodes were asked about {path}")
 
 
+COMMON: dict[str, Any] = {"ask_paths": nobody_is_asked, "after_change": int}
+
+
 def add(raw: object, **options: Any) -> Outcome:
-    return add_model(
-        raw, **{"by": "ann", "door": "command", "ask_paths": nobody_is_asked, "after_change": int} | options
-    )
+    return add_model(raw, **COMMON | {"by": "ann", "door": "command"} | options)
 
 
 def edit(name: str, raw: object, **options: Any) -> Outcome:
-    options = {"by": "bob", "door": "api", "ask_paths": nobody_is_asked, "after_change": int} | options
-    return edit_model(name, raw, **options)
+    return edit_model(name, raw, **COMMON | {"by": "bob", "door": "api"} | options)
 
 
 def remove(name: str) -> None:

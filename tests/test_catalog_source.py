@@ -315,7 +315,8 @@ PATH = PathSource("/models/q.gguf")
 
 
 def here(node: str, **fields: Any) -> PathFacts:
-    return PathFacts(node, True, **({"kind": "file", "size_bytes": 5, "files": ("q.gguf",)} | fields))
+    usual: dict[str, Any] = {"kind": "file", "size_bytes": 5, "files": ("q.gguf",)}
+    return PathFacts(node, True, **usual | fields)
 
 
 PATHS = {
