@@ -176,7 +176,7 @@ async def _observe(node: Node, cluster: str) -> Observation:
             raise AgentProblem(_refusal(node, answer))
         return Observation(_checked(node, cluster, _parsed(node, answer)), etag=answer.etag)
     except AgentProblem as problem:
-        return Observation(problem=str(problem))
+        return Observation(problem=clean(str(problem)))
 
 
 def _checked(node: Node, cluster: str, raw: object) -> StateReport:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import StrEnum
 
 from catalog.reading import quote
@@ -28,6 +29,17 @@ class Freshness(StrEnum):
     FRESH = "fresh"
     SUSPECT = "suspect"
     LOST = "lost"
+
+
+def freshness(
+    silence: timedelta | None, watched: timedelta, *, suspect_after_s: float, lost_after_s: float
+) -> Freshness:
+    """`silence`: how long ago a node answered, None if it never has; `watched`: for how long it was asked."""
+    if silence is None:
+        return Freshness.NEVER
+    if min(silence, watched).total_seconds() > lost_after_s:
+        return Freshness.LOST
+    return Freshness.SUSPECT if silence.total_seconds() > suspect_after_s else Freshness.FRESH
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 `plan` compares what is wanted with what there is and fills named buckets; `orders` says what each agent has
 yet to be told. Neither reads a clock or touches anything. A running replica is left alone when its profile or
-model is edited; loss of contact is unknown, not dead; what cannot be done now is `blocked`, with its sentence.
+model is edited; loss of contact is unknown, not dead; what cannot be done now is blocked, with its sentence.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+"""Who may reconcile now: one row, taken by one conditional update, in the database's own time.
+
+The token grows with each new holder. Whoever writes on the strength of a lease confirms it in the same
+transaction, so that one who slept past its time writes nothing; agents refuse tokens that have been followed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Case, F, Q, When
+from django.db.models.functions import Now
+
+from nodes.models import Lease
+
+NAME = "reconcile"
+
+
+class LeaseLost(Exception):
+    """Somebody else holds the lease by now, or nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that was taken. `unwatched` is how long nobody had held it; None when nobody ever had."""
+
+    holder: str
+    token: int
+    unwatched: timedelta | None
+
+
+def take(holder: str) -> Held | None:
+    """The lease, or None while another has it. The same holder goes on under the token it had."""
+    row = Lease.objects.annotate(now=Now()).filter(name=NAME).first()
+    if row is None:
+        Lease.objects.get_or_create(name=NAME)
+    is_free = Q(expires_at=None) | Q(expires_at__lte=Now())
+    taken = Lease.objects.filter(Q(holder=holder) | is_free, name=NAME).update(
+        token=Case(When(holder=holder, then=F("token")), default=F("token") + 1),
+        holder=holder,
+        expires_at=Now() + timedelta(seconds=settings.LLMGW_LEASE_S),
+    )
+    if not taken:
+        return None
+    token = Lease.objects.values_list("token", flat=True).filter(name=NAME, holder=holder).first()
+    if token is None:  # it slept between the two statements for longer than the lease
+        return None
+    unwatched = row.now - row.expires_at if row is not None and row.expires_at is not None else None
+    return Held(holder, token, unwatched)
+
+
+def confirm(held: Held) -> None:
+    """Keep it for another term, and its row locked until the transaction ends. Raises LeaseLost."""
+    kept = Lease.objects.filter(name=NAME, holder=held.holder, token=held.token, expires_at__gt=Now()).update(
+        expires_at=Now() + timedelta(seconds=settings.LLMGW_LEASE_S)
+    )
+    if not kept:
+        raise LeaseLost(held.holder)
+
+
+def release(held: Held) -> None:
+    """Let the next one have it at once. Nothing happens when it is somebody else's already."""
+    Lease.objects.filter(name=NAME, holder=held.holder, token=held.token).update(expires_at=Now())

@@ -1,0 +1,286 @@
+"""A pass: observe, plan, act, tell. One at a time, and safe to break off anywhere.
+
+Assignments are committed before an agent is told of them, every message is one that may be repeated, and each
+transaction confirms the lease first: so the next pass finishes what a broken one began. A pass that finds
+everything as it should be writes nothing but when each node was seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.conf import settings
+from django.db import DataError, IntegrityError, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from catalog.models import Profile, database_now
+from nodes import agents, lease
+from nodes.agents import Message, Told, cluster_keys
+from nodes.models import Claim, Cluster, Gateway, Node, Orphan, Rank, Replica, Unplaced
+from nodes.plan import Adopt, Blocked, End, Order, Plan, Start, orders, plan
+from nodes.plan import Orphan as OrphanFound
+from nodes.protocol import FAILED, STOPPED, Assignment, to_json
+from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
+from nodes.standing import Standing
+
+BITE = 100  # rows that one pass removes of each kind
+KEEP_FAILURES = timedelta(days=30)  # those that wait for an edit, and so are still a reason
+KEEP_GATEWAYS = timedelta(days=7)  # their demand says when a model was last asked for
+
+# What an agent's refusal to run something says about another try, by status.
+REFUSALS = {400: "configuration", 410: "transient", 413: "configuration", 422: "node"}
+
+logger = logging.getLogger(__name__)
+
+_watching_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What a pass came to. told: messages sent to agents. has_changed: another pass may find more to do."""
+
+    plan: Plan
+    told: int
+    has_changed: bool
+
+
+def run_pass(holder: str) -> PassReport | None:
+    """One pass. None when another holder has the lease, or took it meanwhile."""
+    held = lease.take(holder)
+    if held is None:
+        return None
+    try:
+        return _pass(held)
+    except lease.LeaseLost:
+        logger.warning("This pass took longer than its lease, and another holder goes on from here.")
+        return None
+    finally:
+        lease.release(held)
+
+
+def _pass(held: lease.Held) -> PassReport:
+    cluster = str(Cluster.this().uuid)
+    nodes = list(Node.objects.all())
+    observations = agents.observe(nodes, cluster=cluster)
+    with transaction.atomic():
+        lease.confirm(held)
+        now = database_now()
+        standing = Standing(now, nodes, watching_since=_watch(held, now))
+        standing.observe({node.pk: each for node, each in zip(nodes, observations, strict=True)})
+        before = standing.snapshot()
+        decision = plan(before)
+        _act(decision, standing)
+        to_tell = orders(_after(before, standing))
+        has_changed = standing.finish()
+    told = agents.tell([_message(order, standing, cluster, held.token) for order in to_tell])
+    if told:
+        with transaction.atomic():
+            lease.confirm(held)
+            for order, answer in zip(to_tell, told, strict=True):
+                _hear_answer(order, answer, standing)
+            has_changed |= standing.finish()
+    _prune()
+    return PassReport(decision, told=len(told), has_changed=has_changed)
+
+
+def _watch(held: lease.Held, now: datetime) -> datetime:
+    """Since when this process knows that nodes were asked without a gap."""
+    global _watching_since
+    gap = held.unwatched
+    if _watching_since is None or gap is None or gap.total_seconds() > settings.LLMGW_SUSPECT_AFTER_S:
+        _watching_since = now
+    return _watching_since
+
+
+def _after(before: Snapshot, standing: Standing) -> Snapshot:
+    return replace(before, replicas=tuple(standing.values_of_replicas()))
+
+
+# --- act --------------------------------------------------------------------------------------------
+
+
+def _act(decision: Plan, standing: Standing) -> None:
+    """Write the plan down. What it starts and ends, agents are told afterwards."""
+    for adopt in decision.adopt:
+        _adopt(adopt, standing)
+    for end in decision.lost:
+        row = standing.replicas[end.replica]
+        standing.write(row, state=LOST, reason=end.why, state_since=standing.now)
+        standing.record(LOST, row, end.why)
+        standing.rerouted.add(row.pk)
+    for verb, ends in ((DRAIN, decision.drain), (STOP, decision.stop)):
+        for end in ends:
+            _end(verb, end, standing)
+    for start in decision.start:
+        _start(start, standing)
+    _show_blocked(decision.blocked, standing)
+    _show_orphans(decision.orphans, standing)
+
+
+def _end(verb: str, end: End, standing: Standing) -> None:
+    row = standing.replicas.get(end.replica)
+    if row is None:  # it was to be adopted first, and that failed
+        return
+    standing.write(row, wanted=verb, wanted_why=end.why, wanted_since=standing.now)
+    standing.record(verb, row, end.why)
+    standing.rerouted.add(row.pk)
+
+
+def _start(start: Start, standing: Standing) -> None:
+    row = Replica(
+        model_id=start.model,
+        profile=_profile(start.model, start.launch.profile.get("name")),
+        launch=to_json(start.launch),
+        fingerprint=start.launch.fingerprint,
+        created_at=standing.now,
+        wanted_why=start.why,
+        wanted_since=standing.now,
+        reason=f"waiting for the agent of {standing.nodes[start.node].name} to take it",
+        state_since=standing.now,
+    )
+    if _assign(row, start.node, start.gpus, standing):
+        standing.record("start", row, start.why, gpus=list(start.gpus))
+
+
+def _adopt(adopt: Adopt, standing: Standing) -> None:
+    report = adopt.report
+    row = Replica(
+        pk=UUID(report.replica),
+        model_id=adopt.model,
+        profile=_profile(adopt.model, adopt.launch.profile.get("name")),
+        launch=to_json(adopt.launch),
+        fingerprint=adopt.launch.fingerprint[:16],
+        is_adopted=True,
+        generation=report.generation,
+        created_at=standing.now,
+        wanted_why=adopt.why,
+        wanted_since=standing.now,
+        state_since=standing.now,
+    )
+    if _assign(row, adopt.node, report.gpus, standing):
+        standing.record("adopt", row, adopt.why, gpus=list(report.gpus))
+        standing.hear_rank(standing.ranks[report.replica][0], report)
+        standing.settle(report.replica)
+
+
+def _assign(row: Replica, node: int, gpus: Sequence[str], standing: Standing) -> bool:
+    """The replica, its rank and its claims, or nothing: a GPU claimed meanwhile is the next pass's affair."""
+    try:
+        with transaction.atomic():
+            row.save(force_insert=True)
+            rank = Rank.objects.create(replica=row, node_id=node, reason=row.reason)
+            claims = Claim.objects.bulk_create([Claim(rank=rank, node_id=node, gpu=gpu) for gpu in gpus])
+    except (IntegrityError, DataError) as refusal:
+        logger.warning("Replica %s of %s could not be assigned: %s", row.pk, row.model_name, refusal)
+        return False
+    standing.add(row, [rank], claims)
+    return True
+
+
+def _profile(model: int, name: object) -> Profile | None:
+    return Profile.objects.filter(model=model, name=name).first()
+
+
+def _show_blocked(blocked: Sequence[Blocked], standing: Standing) -> None:
+    known = {row.model_id: row for row in Unplaced.objects.all()}
+    for each in blocked:
+        row = known.pop(each.model, None)
+        if row is None:
+            Unplaced.objects.create(
+                model_id=each.model, missing=each.missing, why=each.why, since=standing.now
+            )
+        elif (row.missing, row.why) != (each.missing, each.why):
+            Unplaced.objects.filter(pk=row.pk).update(missing=each.missing, why=each.why)
+    if known:
+        Unplaced.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+
+
+def _show_orphans(found: Sequence[OrphanFound], standing: Standing) -> None:
+    """Of nodes that reported; what another node was found to run stays shown."""
+    known = {
+        (str(row.replica), row.node_id, row.rank): row
+        for row in Orphan.objects.filter(node__in=standing.reported)
+    }
+    for each in found:
+        report = each.report
+        row = known.pop((report.replica, each.node, report.rank), None)
+        shown = {"why": each.why, "gpus": list(report.gpus)}
+        if row is None:
+            launch = to_json(report.launch) if report.launch else {}
+            Orphan.objects.create(
+                replica=report.replica,
+                node_id=each.node,
+                rank=report.rank,
+                launch=launch,
+                since=standing.now,
+                **shown,
+            )
+        elif (row.why, row.gpus) != (shown["why"], shown["gpus"]):
+            Orphan.objects.filter(pk=row.pk).update(**shown)
+    if known:
+        Orphan.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+
+
+# --- tell -------------------------------------------------------------------------------------------
+
+
+def _message(order: Order, standing: Standing, cluster: str, fence: int) -> Message:
+    assignment = None
+    if order.launch is not None:
+        assignment = Assignment(
+            cluster=cluster,
+            replica=order.replica,
+            generation=order.generation,
+            fence=fence,
+            launch=order.launch,
+            key=cluster_keys()[0].replica_key(order.replica, order.generation),
+            gpus=order.gpus,
+            rank=order.rank,
+        )
+    return Message(
+        node=standing.nodes[order.node],
+        cluster=cluster,
+        replica=order.replica,
+        generation=order.generation,
+        fence=fence,
+        assignment=assignment,
+        drain_s=order.drain_s,
+    )
+
+
+def _hear_answer(order: Order, answer: Told, standing: Standing) -> None:
+    """Write what the agent said to a message. Silence or a lack of authority ends nothing."""
+    rank = next((rank for rank in standing.ranks.get(order.replica, ()) if rank.rank == order.rank), None)
+    if rank is None:  # a stranger's
+        return
+    row = standing.replicas[order.replica]
+    if answer.report is not None:
+        standing.hear_rank(rank, answer.report)
+    elif order.launch is None and answer.status == 404:
+        standing.end_rank(rank, STOPPED, "its agent runs no such replica")
+    elif order.launch is not None and answer.status in REFUSALS:
+        standing.end_rank(rank, FAILED, answer.sentence, kind=REFUSALS[answer.status])
+    elif not answer.is_accepted:
+        standing.write(row, reason=answer.sentence)
+    standing.settle(order.replica)
+
+
+# --- forget -----------------------------------------------------------------------------------------
+
+
+def _prune() -> None:
+    """Remove what nobody needs to be told any more, a bite a pass."""
+    is_a_reason = Q(state=FAILED, wanted=RUN, failure_kind="configuration", model__isnull=False)
+    over = Replica.objects.filter(state__in=Replica.OVER)
+    old = Q(state_since__lt=Now() - timedelta(seconds=settings.LLMGW_KEEP_REPLICAS_S))
+    for rows in (
+        over.filter(old & ~is_a_reason | Q(state_since__lt=Now() - KEEP_FAILURES)),
+        Gateway.objects.filter(heartbeat_at__lt=Now() - KEEP_GATEWAYS),
+    ):
+        if bite := list(rows.values_list("pk", flat=True)[:BITE]):
+            rows.model.objects.filter(pk__in=bite).delete()

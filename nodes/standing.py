@@ -1,0 +1,338 @@
+"""How things stand, for the length of one pass: the rows, what agents just said of them, and a snapshot.
+
+What is observed is written here, and only what changed: a rank's state from its agent's report, a replica's
+from its ranks. A rank that a report leaves out is `pending` again, never ended: that takes its agent's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import Prefetch, Q
+
+from catalog.models import Event, Model, Revision
+from catalog.spec import CatalogError
+from nodes import placement, retry
+from nodes import snapshot as values
+from nodes.agents import Observation, last_report
+from nodes.models import Claim, Demand, Gateway, Node, Orphan, Rank, Replica
+from nodes.protocol import (
+    DRAINING,
+    FAILED,
+    FETCHING,
+    RANK_STATES,
+    READY,
+    STARTING,
+    STOPPED,
+    RankReport,
+    StateReport,
+    to_json,
+)
+from nodes.stale import launch_from
+
+DOOR = "loop"
+LONGEST_AGE_S = 10 * 365 * 24 * 3600.0
+COLUMN_LIMIT = 2**31 - 1
+BYTES_LIMIT = 2**53
+
+# Of ranks in different states, the first of these tells most about the whole.
+_TELLING = (FAILED, values.PENDING, STOPPED, DRAINING, FETCHING, STARTING, READY)
+
+
+class Standing:
+    """The rows of one pass. Made and used inside the transaction that writes what follows from them."""
+
+    def __init__(self, now: datetime, nodes: Sequence[Node], *, watching_since: datetime) -> None:
+        self.now = now
+        self.watching_since = watching_since
+        self.nodes = {node.pk: node for node in nodes}
+        self.answered: set[int] = set()
+        self.reported: set[int] = set()  # those that sent a whole report
+        self.strangers: list[values.Stranger] = []
+        self.replicas: dict[str, Replica] = {}
+        self.ranks: dict[str, list[Rank]] = {}
+        self.claims: dict[int, list[str]] = {}
+        self.said: dict[int, RankReport] = {}
+        self.events: list[Event] = []
+        self.rerouted: set[UUID] = set()
+        rows = Replica.objects.exclude(state__in=Replica.OVER)
+        for row in rows.prefetch_related(Prefetch("ranks", Rank.objects.prefetch_related("claims"))):
+            ranks = list(row.ranks.all())
+            self.add(row, ranks, [claim for rank in ranks for claim in rank.claims.all()])
+
+    def add(self, row: Replica, ranks: Sequence[Rank], claims: Iterable[Claim]) -> None:
+        """Count a replica in that is not over."""
+        self.replicas[str(row.pk)] = row
+        self.ranks[str(row.pk)] = list(ranks)
+        for claim in claims:
+            self.claims.setdefault(claim.rank_id, []).append(claim.gpu)
+
+    # --- what agents said -------------------------------------------------------------------------
+
+    def observe(self, observations: Mapping[int, Observation]) -> None:
+        """Write what the agents reported, and nothing that was known already."""
+        self.answered = {pk for pk, observation in observations.items() if observation.is_answered}
+        Node.objects.filter(pk__in=self.answered).update(seen_at=self.now)
+        for pk, observation in observations.items():
+            node = self.nodes[pk]
+            if observation.is_answered:
+                node.seen_at = self.now
+            self.write(node, problem=observation.problem)
+            if observation.report is not None:
+                self.reported.add(pk)
+                self._hear(node, observation.report)
+        self._recognise()
+        self._keep_etags(observations)
+        for replica_id in list(self.replicas):
+            self.settle(replica_id)
+
+    def hear_rank(self, rank: Rank, said: RankReport) -> None:
+        """Write one report of a rank that is assigned to the node which sends it."""
+        row = self.replicas[str(rank.replica_id)]
+        if said.generation > row.generation:  # this database was restored; the agent has seen more
+            self.write(row, generation=said.generation)
+        port = _within(said.port, 65_535)
+        if rank.rank == 0 and rank.port != port:
+            self.rerouted.add(row.pk)
+        exit_code = said.exit_code
+        self.said[rank.pk] = said
+        self.write(
+            rank,
+            state=said.state if said.state in RANK_STATES else STARTING,
+            reason=said.reason,
+            port=port,
+            pid=_within(said.pid),
+            command=list(said.command),
+            exit_code=exit_code if exit_code is None or abs(exit_code) <= COLUMN_LIMIT else None,
+            running=_within(said.running),
+            waiting=_within(said.waiting),
+            done_bytes=_within(said.done_bytes, BYTES_LIMIT),
+            total_bytes=_within(said.total_bytes, BYTES_LIMIT),
+        )
+
+    def end_rank(self, rank: Rank, state: str, reason: str, *, kind: str = "") -> None:
+        """Its agent has said that it does not run there and will not."""
+        self.said[rank.pk] = RankReport(str(rank.replica_id), 0, rank.rank, state, reason=reason, kind=kind)
+        self.write(rank, state=state, reason=reason)
+
+    def settle(self, replica_id: str) -> None:
+        """Write the replica's state as its ranks have it, with an Event, and a revision where requests go."""
+        row, ranks = self.replicas[replica_id], self.ranks[replica_id]
+        if not ranks or not all(rank.node_id in self.answered for rank in ranks):
+            return
+        telling = min(ranks, key=lambda rank: (_TELLING.index(rank.state), rank.rank))
+        said = self.said.get(telling.pk)
+        was, state = row.state, telling.state
+        if state == was:
+            if said is not None:
+                self.write(row, reason=telling.reason)
+            return
+        age_s = min(max(said.age_s, 0.0), LONGEST_AGE_S) if said else 0.0
+        self.write(
+            row,
+            state=state,
+            reason=telling.reason,
+            # Agents tell ages; moments are the database's.
+            state_since=self.now - timedelta(seconds=age_s),
+            cause=said.cause[:40] if said else "",
+            failure_kind=said.kind[:20] if said else "",
+        )
+        self.record(state, row, telling.reason, was=was)
+        if READY in (was, state):
+            self.rerouted.add(row.pk)
+        if state in Replica.OVER:
+            Claim.objects.filter(rank__in=ranks).delete()
+            del self.replicas[replica_id], self.ranks[replica_id]
+
+    def _hear(self, node: Node, report: StateReport) -> None:
+        self.write(node, report=to_json(replace(report, ranks=())))
+        heard = {(said.replica, said.rank): said for said in report.ranks}
+        for replica_id, ranks in self.ranks.items():
+            for rank in ranks:
+                if rank.node_id != node.pk:
+                    continue
+                said = heard.pop((replica_id, rank.rank), None)
+                if said is None or said.generation < self.replicas[replica_id].generation:
+                    self.write(
+                        rank, state=values.PENDING, reason=f"waiting for the agent of {node.name} to take it"
+                    )
+                else:
+                    self.hear_rank(rank, said)
+        self.strangers += [values.Stranger(node.pk, said) for said in heard.values()]
+
+    def _recognise(self) -> None:
+        """Tell the strangers whose replicas have ended by this database's record from those it never knew."""
+        ids = {stranger.report.replica for stranger in self.strangers} - self.replicas.keys()
+        if ids:
+            over = {str(pk) for pk in Replica.objects.filter(pk__in=ids).values_list("pk", flat=True)}
+            self.strangers = [
+                replace(stranger, is_over_here=stranger.report.replica in over) for stranger in self.strangers
+            ]
+
+    def _keep_etags(self, observations: Mapping[int, Observation]) -> None:
+        """A node with engines that are not assigned to it is heard in full until that is settled."""
+        strange = {each.node for each in self.strangers if each.report.state not in (STOPPED, FAILED)}
+        for pk in self.reported:
+            self.write(self.nodes[pk], etag="" if pk in strange else observations[pk].etag)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, row: Node | Replica | Rank, **columns: Any) -> None:
+        """Only the columns that differ: operators write others of the same row."""
+        changed = {name: value for name, value in columns.items() if getattr(row, name) != value}
+        if changed:
+            rows: Any = type(row)._default_manager
+            rows.filter(pk=row.pk).update(**changed)
+            for name, value in changed.items():
+                setattr(row, name, value)
+
+    def record(self, verb: str, row: Replica, why: str, **detail: Any) -> None:
+        names = [
+            self.nodes[rank.node_id].name for rank in self.ranks[str(row.pk)] if rank.node_id in self.nodes
+        ]
+        detail = {"model": row.model_name, "profile": row.profile_name, "nodes": names, **detail}
+        self.events.append(
+            Event(door=DOOR, verb=verb, kind="replica", subject=str(row.pk), why=why, detail=detail)
+        )
+
+    def finish(self) -> bool:
+        """Write the events, and one revision for all that requests are routed by. True if any."""
+        has_changed = bool(self.events or self.rerouted)
+        if self.rerouted:
+            Replica.objects.filter(pk__in=self.rerouted).update(revision=Revision.advance())
+        Event.objects.bulk_create(self.events)
+        self.rerouted, self.events = set(), []
+        return has_changed
+
+    # --- as the core sees it ----------------------------------------------------------------------
+
+    def snapshot(self) -> values.Snapshot:
+        models, unreadable = self._models()
+        return values.Snapshot(
+            now=self.now,
+            nodes=tuple(self._nodes()),
+            models=tuple(models),
+            replicas=tuple(self.values_of_replicas()),
+            strangers=tuple(self.strangers),
+            failures=tuple(self._failures()),
+            unreadable=unreadable,
+            answered=frozenset(self.answered),
+            idle_timeout_ns=settings.LLMGW_IDLE_TIMEOUT,
+        )
+
+    def values_of_replicas(self) -> Iterator[values.Replica]:
+        for replica_id, row in self.replicas.items():
+            yield values.Replica(
+                id=replica_id,
+                model=row.model_id,
+                launch=launch_from(row.launch),
+                ranks=tuple(
+                    values.Rank(
+                        rank.node_id,
+                        rank.rank,
+                        tuple(self.claims.get(rank.pk, ())),
+                        rank.state,
+                        (rank.running or 0) + (rank.waiting or 0),
+                    )
+                    for rank in self.ranks[replica_id]
+                ),
+                created_at=row.created_at,
+                state_since=row.state_since,
+                state=row.state,
+                fingerprint=row.fingerprint,
+                wanted=row.wanted,
+                generation=row.generation,
+            )
+
+    def _nodes(self) -> Iterator[placement.Node]:
+        orphaned: dict[int, set[str]] = {}
+        for node_id, gpus in Orphan.objects.values_list("node_id", "gpus"):
+            orphaned.setdefault(node_id, set()).update(gpus)
+        for node in self.nodes.values():
+            # Nobody is lost for a silence in which nobody listened.
+            freshness = placement.freshness(
+                self.now - node.seen_at if node.seen_at else None,
+                self.now - self.watching_since,
+                suspect_after_s=settings.LLMGW_SUSPECT_AFTER_S,
+                lost_after_s=settings.LLMGW_LOST_AFTER_S,
+            )
+            yield placement.Node(
+                id=node.pk,
+                name=node.name,
+                freshness=freshness,
+                is_cordoned=node.is_cordoned,
+                report=last_report(node),
+                taken=frozenset(orphaned.get(node.pk, ())),
+            )
+
+    def _models(self) -> tuple[list[values.Model], dict[int, str]]:
+        demand = self._demand()
+        models, unreadable = [], {}
+        for row in Model.objects.prefetch_related("names", "profiles", "fallbacks"):
+            try:
+                spec = row.spec
+            except CatalogError as fault:  # written by another release, or by hand
+                unreadable[row.pk] = f"{fault}; edit the model, until then what runs of it is left alone"
+                continue
+            facts = row.source_facts if isinstance(row.source_facts, dict) else {}
+            size, nodes = facts.get("bytes"), facts.get("nodes")
+            models.append(
+                values.Model(
+                    id=row.pk,
+                    spec=spec,
+                    source_revision=row.source_revision,
+                    source_bytes=size if isinstance(size, int) else None,
+                    held_on=frozenset(nodes if isinstance(nodes, list) else ()),
+                    demand=demand.get(row.pk, demand[None]),
+                )
+            )
+        return models, unreadable
+
+    def _demand(self) -> dict[int | None, values.Demand]:
+        """By model; under None that of a model nobody has asked for."""
+        alive_after = self.now - timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
+        is_known = Gateway.objects.filter(heartbeat_at__gte=alive_after).exists()
+        by_model: dict[int | None, values.Demand] = {None: values.Demand(is_known=is_known)}
+        rows = Demand.objects.values_list(
+            "model_id", "asked_at", "waiting", "in_flight", "gateway__heartbeat_at"
+        )
+        for model_id, asked_at, waiting, in_flight, heartbeat_at in rows:
+            # A gateway that is gone has taken its waiters along; when it was last asked stays true.
+            is_alive = heartbeat_at >= alive_after
+            so_far = by_model.get(model_id, by_model[None])
+            moments = [moment for moment in (so_far.asked_at, asked_at) if moment is not None]
+            by_model[model_id] = values.Demand(
+                asked_at=max(moments, default=None),
+                waiting=so_far.waiting + (waiting if is_alive else 0),
+                in_flight=so_far.in_flight + (in_flight if is_alive else 0),
+                is_known=is_known,
+            )
+        return by_model
+
+    def _failures(self) -> Iterator[tuple[int, retry.Failure]]:
+        """Failures that may still delay a new try. One that an operator has stopped is dealt with."""
+        lately = Q(state_since__gte=self.now - retry.SLOW_WINDOW) | Q(failure_kind="configuration")
+        rows = Replica.objects.filter(lately, state=FAILED, wanted=values.RUN, model__isnull=False)
+        for row in rows.prefetch_related("ranks"):
+            failed = next((rank.node_id for rank in row.ranks.all() if rank.state == FAILED), None)
+            yield (
+                int(row.model_id or 0),
+                retry.Failure(
+                    replica=str(row.pk),
+                    launch=launch_from(row.launch),
+                    at=row.state_since,
+                    kind=row.failure_kind,
+                    reason=row.reason,
+                    node=failed,
+                ),
+            )
+
+
+def _within(number: int | None, limit: int = COLUMN_LIMIT) -> int | None:
+    """What does not fit its column is unknown."""
+    return number if number is not None and 0 <= number <= limit else None

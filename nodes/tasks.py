@@ -1,0 +1,37 @@
+"""The reconciler's doorway: a tick carries nothing, expires after one interval, may be lost or doubled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+from celery import shared_task
+from django.conf import settings
+from kombu.exceptions import OperationalError
+
+from nodes.reconcile import run_pass
+
+PASSES_A_TICK = 3  # a pass that changed something is often followed by one that can go on from there
+
+logger = logging.getLogger(__name__)
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_TICK_S)  # type: ignore[untyped-decorator]  # celery has no types
+def tick() -> None:
+    """Run a pass, and another at once while passes change something."""
+    # A thread runs one pass at a time, so this names a pass: two that overlap never share a lease.
+    holder = f"{socket.gethostname()[:40]}:{os.getpid()}:{threading.get_ident()}"
+    for _ in range(PASSES_A_TICK):
+        report = run_pass(holder)
+        if report is None or not report.has_changed:
+            return
+
+
+def wake() -> None:
+    """Have the reconciler look now. Never raises and never waits long: the next tick comes in any case."""
+    try:
+        tick.apply_async(retry=False)
+    except (OperationalError, OSError) as problem:
+        logger.warning("Could not wake the reconciler, which looks again by itself: %s", problem)
