@@ -25,7 +25,7 @@ lint: .venv/ready-for-tests
 	$(BIN)/ruff format --check
 	$(CLEAN) $(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/bandit --quiet --severity-level medium --recursive catalog nodes llmgw manage.py
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive catalog nodes llmgw manage.py
 	$(CLEAN) $(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 	$(CLEAN) $(BIN)/python -W error manage.py makemigrations --check --dry-run
 
