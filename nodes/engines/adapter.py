@@ -49,7 +49,6 @@ class Adapter:
 
     executables: names looked for on PATH (none: the agent brings the engine along).
     needs_weights: whether a source has to be on the node before the start.
-    weight_patterns: the files of a repository that it reads.
     running, waiting: the metrics that count its requests, summed over their labels.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     refused_env: beginnings of environment names that a profile may not set, and why.
@@ -60,7 +59,6 @@ class Adapter:
     command: Callable[[Launch, Seat], Command]
     executables: tuple[str, ...] = ()
     needs_weights: bool = True
-    weight_patterns: tuple[str, ...] = ()
     health_path: str = "/health"
     metrics_path: str = "/metrics"
     running: str = ""

@@ -45,7 +45,7 @@ def _command(launch: Launch, seat: Seat) -> Command:
 def _slots(launch: Launch, args: Sequence[str]) -> int:
     """How many requests run at once; the last --parallel counts, as it does for the engine."""
     slots = DEFAULT_SLOTS
-    for option, value in zip(args, [*args[1:], ""], strict=True):
+    for option, value in zip(args, [*args, ""][1:], strict=True):
         if option in _SLOTS:
             if not value.isdecimal() or int(value) < 1:
                 raise RenderError(
@@ -73,7 +73,6 @@ ADAPTER = Adapter(
     title="llama-server",
     command=_command,
     executables=("llama-server", "llama-server-vulkan"),
-    weight_patterns=("*.gguf",),
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
     refused_args={

@@ -1,0 +1,150 @@
+"""Asks an engine over HTTP how it is: whether it is ready, and how many requests it has.
+
+Ready means that it serves this very launch: it is healthy, lists the model under our key, refuses another
+key, and generates. So another process that took the port is never taken for the engine. Answers are bounded
+in time and size; nothing here raises for what an engine does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from nodes.engines import Adapter
+from nodes.protocol import Launch
+
+QUICK_S = 2.0
+GENERATION_S = 120.0  # the first token of a large model compiles and warms up
+BODY_LIMIT_BYTES = 4 * 1024 * 1024
+WORDS_LIMIT = 200  # characters of an engine's own words
+WRONG_KEY = "llmgw-probe-with-a-wrong-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many requests the engine runs and has waiting; None where it did not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.running == 0 and self.waiting == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+
+    @property
+    def words(self) -> str:
+        text = self.body[: 4 * WORDS_LIMIT].decode("utf-8", "replace").strip()
+        return "".join(each if each.isprintable() else " " for each in text)[:WORDS_LIMIT]
+
+
+class _Silent(Exception):
+    """It did not answer; the text is a phrase."""
+
+
+class Probe:
+    def __init__(
+        self, session: aiohttp.ClientSession, adapter: Adapter, launch: Launch, *, base_url: str, key: str
+    ) -> None:
+        self._session, self._adapter, self._launch = session, adapter, launch
+        self._base_url, self._key = base_url, key
+
+    async def obstacle(self) -> str:
+        """What stands between the engine and being ready, as a phrase; empty when it is ready."""
+        try:
+            return await self._obstacle()
+        except _Silent as silent:
+            return str(silent)
+
+    async def _obstacle(self) -> str:
+        health = await self._ask("GET", self._adapter.health_path)
+        if health.status != 200:
+            return f"{self._adapter.health_path} answers {health.status}: {health.words}"
+        models = await self._ask("GET", "/v1/models")
+        if models.status != 200:
+            return f"/v1/models answers {models.status} to this replica's key: {models.words}"
+        if self._launch.model not in _names(models.body):
+            return f"/v1/models does not list {self._launch.model}: another engine answers on this port"
+        stranger = await self._ask("GET", "/v1/models", key=WRONG_KEY)
+        if stranger.status != 401:
+            return f"/v1/models answers {stranger.status} to a wrong key instead of 401"
+        path, asked = "/v1/completions", dict[str, Any](prompt="hello", max_tokens=1)
+        if self._launch.capabilities.get("embeddings"):
+            path, asked = "/v1/embeddings", {"input": "hello"}
+        asked["model"] = self._launch.model
+        generated = await self._ask("POST", path, body=asked, timeout_s=GENERATION_S)
+        if generated.status != 200:
+            return f"{path} answers {generated.status} to a first request: {generated.words}"
+        return ""
+
+    async def is_healthy(self) -> bool:
+        try:
+            return (await self._ask("GET", self._adapter.health_path)).status == 200
+        except _Silent:
+            return False
+
+    async def load(self) -> Load:
+        try:
+            metrics = await self._ask("GET", self._adapter.metrics_path)
+        except _Silent:
+            return Load()
+        if metrics.status != 200:
+            return Load()
+        text = metrics.body.decode("utf-8", "replace")
+        return Load(_total(text, self._adapter.running), _total(text, self._adapter.waiting))
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str = "",
+        body: dict[str, Any] | None = None,
+        timeout_s: float = QUICK_S,
+    ) -> _Answer:
+        try:
+            async with self._session.request(
+                method,
+                self._base_url + path,
+                headers={"Authorization": f"Bearer {key or self._key}"},
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as response:
+                taken = bytearray()
+                async for chunk in response.content.iter_any():
+                    taken += chunk
+                    if len(taken) > BODY_LIMIT_BYTES:
+                        raise _Silent(f"{path} answers without end")
+                return _Answer(response.status, bytes(taken))
+        except TimeoutError:
+            raise _Silent(f"{path} did not answer within {timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError:
+            raise _Silent("it does not listen yet") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Silent(f"{path} broke off ({type(error).__name__})") from None
+
+
+def _names(body: bytes) -> list[str]:
+    try:
+        return [entry["id"] for entry in json.loads(body)["data"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _total(metrics: str, name: str) -> int | None:
+    """The sum of one metric over its labels."""
+    found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? ([0-9.eE+]+)$", metrics, re.MULTILINE)
+    try:
+        return round(sum(map(float, found))) if found else None
+    except (ValueError, OverflowError):
+        return None

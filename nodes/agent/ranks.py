@@ -1,0 +1,367 @@
+"""All ranks of a node: what the agent accepts, what it refuses and why, and what it takes up after a restart.
+
+It obeys one cluster, and nothing older than what it has seen: fences and tombstones are on the disk before a
+command is carried out. What it cannot account for it reports and leaves alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from nodes.agent.clock import boot_id, now_s
+from nodes.agent.logs import read_tail
+from nodes.agent.processes import Process, Seen, marked_processes, start_time
+from nodes.agent.rank import Host, Rank, mark_of
+from nodes.agent.state import OVER, Record
+from nodes.engines.causes import TRANSIENT, Cause, classify
+from nodes.protocol import (
+    DRAINING,
+    FAILED,
+    FETCHING,
+    PROTOCOL,
+    READY,
+    STARTING,
+    STOPPED,
+    Assignment,
+    GpuReport,
+    Launch,
+    RankReport,
+)
+
+OVER_KEPT_S = 24 * 3600
+OVER_KEPT = 50
+STOP_WITH_AGENT_GRACE_S = 4.0
+
+_KEY = re.compile(r"[\x21-\x7e]{16,200}")
+
+
+class Refusal(Exception):
+    """A command that is not carried out. Nothing has changed."""
+
+    def __init__(self, status: int, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.code, self.sentence = status, code, sentence
+
+
+class Ranks:
+    def __init__(self, host: Host, *, cluster: str, gpus: Callable[[], Sequence[GpuReport]]) -> None:
+        self.host, self.cluster = host, cluster
+        self._gpus = gpus
+        self._ranks: dict[str, Rank] = {}
+        self._strays: dict[str, Seen] = {}
+
+    def reports(self) -> list[RankReport]:
+        self._prune()
+        known = [rank.report() for _, rank in sorted(self._ranks.items())]
+        return known + [_stray_report(seen) for _, seen in sorted(self._strays.items())]
+
+    # --- commands
+
+    def assign(self, assignment: Assignment) -> RankReport:
+        """Run this, or go on running it. Raises Refusal."""
+        _judge_form(assignment)
+        self._obey(assignment.cluster, assignment.fence)
+        stone = self.host.state.tombstone(assignment.replica)
+        if stone is not None and assignment.generation <= stone.generation:
+            sentence = (
+                f"Replica {assignment.replica} was deleted here and does not come back; start a new one."
+            )
+            raise Refusal(410, "deleted", sentence)
+        known = self._ranks.get(assignment.replica)
+        if known is not None:
+            generation = known.record.assignment.generation
+            if assignment.generation == generation:
+                return known.report()
+            self._judge_generation(assignment.replica, assignment.generation, generation)
+            if not known.record.is_over:
+                sentence = (
+                    f"Generation {generation} of {assignment.replica} still runs here; delete it first."
+                )
+                raise Refusal(409, "generation", sentence)
+        self._judge_room(assignment)
+        record = Record(assignment, state=FETCHING, since_s=now_s(), boot=boot_id())
+        process = self._take_up_stray(assignment)
+        if process is not None:
+            port = self._strays[assignment.replica].port
+            record = replace(record, state=STARTING, port=port, pid=process.pid, started=process.started)
+        try:
+            with self._disk():
+                self.host.state.save(record)
+        except Refusal:
+            if process is not None:
+                process.close()
+            raise
+        self._strays.pop(assignment.replica, None)
+        rank = self._ranks[assignment.replica] = Rank(self.host, record, process)
+        rank.live(self._taken_ports)
+        return rank.report()
+
+    def release(
+        self, replica: str, *, cluster: str, fence: int, generation: int, drain_s: float
+    ) -> RankReport:
+        """Drain, stop and bury it; one that is not here is buried, too. Raises Refusal."""
+        self._obey(cluster, fence)
+        rank = self._ranks.get(replica)
+        stray = self._strays.get(replica)
+        seen_generation = rank.record.assignment.generation if rank else stray.mark.generation if stray else 0
+        self._judge_generation(replica, generation, seen_generation)
+        with self._disk():
+            self.host.state.bury(replica, generation)
+        if rank is None and stray is not None:
+            rank = self._account_for(stray)
+        if rank is None:
+            sentence = f"Replica {replica} is not on this node, and from now on will not be."
+            raise Refusal(404, "unknown_replica", sentence)
+        if rank.record.is_over:
+            report = rank.report()
+            self._forget(replica)
+            return report
+        rank.drain(drain_s, why="It was told to stop.")
+        return rank.report()
+
+    # --- the agent's own beginning and end
+
+    def recover(self) -> None:
+        """Take up every engine that can be accounted for; resolve what was cut in half."""
+        found: dict[str, list[Seen]] = {}
+        for seen in marked_processes(self.host.node):
+            found.setdefault(str(seen.mark), []).append(seen)
+        for record in self.host.state.records():
+            self._recover(record, found.pop(str(mark_of(record)), []))
+        for others in found.values():
+            self._strays.setdefault(others[0].mark.replica, others[0])
+        self._prune()
+
+    async def close(self, *, stop_engines: bool) -> None:
+        """Let every engine run on without the agent, or stop them all."""
+        if stop_engines:
+            for rank in self._ranks.values():
+                rank.drain(0, why="Its agent was stopped.", grace_s=STOP_WITH_AGENT_GRACE_S)
+            await asyncio.gather(*(rank.over() for rank in self._ranks.values()))
+        await asyncio.gather(*(rank.let_go() for rank in self._ranks.values()))
+
+    def _recover(self, record: Record, found: Sequence[Seen]) -> None:
+        is_this_boot = record.boot == boot_id()
+        if not is_this_boot:
+            record = replace(record, boot=boot_id(), since_s=now_s(), drain_until_s=None)
+        process = self._adopt(record, found) if is_this_boot else None
+        if process is not None:
+            record = replace(record, pid=process.pid, started=process.started)
+        elif record.state == DRAINING:
+            record = replace(record, state=STOPPED, since_s=now_s(), drain_until_s=None)
+        elif record.state == READY or (record.state == STARTING and record.pid is not None):
+            record = self._died_unseen(record, is_this_boot)
+        rank = self._ranks[record.id] = Rank(self.host, record, process)
+        self.host.state.save(record)
+        if process is not None and not found[0].is_leader:
+            rank.lament()
+        elif record.state == DRAINING:
+            rank.leave(was_ready=True)
+        elif not record.is_over:
+            rank.live(self._taken_ports)
+
+    def _adopt(self, record: Record, found: Sequence[Seen]) -> Process | None:
+        """The record's process. One that was started but not yet written down is known by its mark alone."""
+        if record.is_over or not found:
+            return None
+        seen = found[0]
+        is_recorded = record.pid in (None, seen.pid) and record.started in (None, seen.started)
+        if seen.is_leader and not is_recorded:
+            return None
+        return Process.adopt(seen.pid, seen.started, seen.mark)
+
+    def _died_unseen(self, record: Record, is_this_boot: bool) -> Record:
+        if is_this_boot:
+            log_path = self.host.state.log_path(record.id, record.assignment.generation)
+            tail = read_tail(log_path).decode("utf-8", "replace")
+            cause = classify(record.assignment.launch.engine, tail, None)
+        else:
+            cause = Cause(
+                "rebooted", "The node restarted while this engine ran; a new one is started.", TRANSIENT
+            )
+        return replace(
+            record,
+            state=FAILED,
+            reason=cause.sentence,
+            cause=cause.cause,
+            kind=cause.kind,
+            since_s=now_s(),
+        )
+
+    # --- judging
+
+    def _obey(self, cluster: str, fence: int) -> None:
+        """From here on, nothing that was decided under an older lease is carried out."""
+        if cluster != self.cluster:
+            sentence = "This node belongs to another cluster; remove it from this one, or join it anew."
+            raise Refusal(409, "cluster", sentence)
+        seen = self.host.state.ledger.fence
+        if fence < seen:
+            sentence = f"The command is older ({fence}) than one obeyed here ({seen}); look again first."
+            raise Refusal(409, "fence", sentence)
+        with self._disk():
+            self.host.state.raise_fence(fence)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self.host.state.path
+            sentence = f"The agent cannot write to {where} ({error.strerror}); make room there."
+            raise Refusal(507, "disk_full", sentence) from None
+
+    def _judge_generation(self, replica: str, given: int, seen: int) -> None:
+        if given < seen:
+            sentence = (
+                f"Generation {given} of {replica} is older than {seen}, which this node has; look again."
+            )
+            raise Refusal(409, "generation", sentence)
+
+    def _judge_room(self, assignment: Assignment) -> None:
+        launch = assignment.launch
+        if assignment.rank > 0 or launch.profile.get("nodes", 1) != 1:
+            sentence = (
+                f'model "{launch.model}" spans several nodes, which this agent does not run; use one node.'
+            )
+            raise Refusal(422, "gang", sentence)
+        if launch.engine not in self.host.engines:
+            there = ", ".join(sorted(self.host.engines))
+            sentence = (
+                f"The engine {launch.engine} is not on this node, only {there}; install it, or give it "
+                f"to the agent with --engine {launch.engine}=PROGRAM."
+            )
+            raise Refusal(422, "engine_absent", sentence)
+        known = {gpu.id for gpu in self._gpus()}
+        for gpu in assignment.gpus:
+            if gpu not in known:
+                raise Refusal(
+                    422, "gpu_unknown", f"There is no GPU {gpu} on this node; look at its state again."
+                )
+        for holder, gpus in self._held_gpus(assignment.replica):
+            if taken := sorted(gpus & set(assignment.gpus)):
+                sentence = (
+                    f"GPU {taken[0]} is held by replica {holder}; stop that one first or choose another."
+                )
+                raise Refusal(409, "gpu_taken", sentence)
+
+    def _held_gpus(self, replica: str) -> list[tuple[str, set[str]]]:
+        running = [
+            (each, set(rank.record.assignment.gpus))
+            for each, rank in self._ranks.items()
+            if not rank.record.is_over and each != replica
+        ]
+        strays = [(each, set(seen.gpus)) for each, seen in self._strays.items() if each != replica]
+        return running + strays
+
+    def _taken_ports(self) -> set[int]:
+        ports = {rank.record.port for rank in self._ranks.values() if not rank.record.is_over}
+        return {port for port in ports | {seen.port for seen in self._strays.values()} if port is not None}
+
+    # --- strays: marked processes without a record
+
+    def _take_up_stray(self, assignment: Assignment) -> Process | None:
+        """The control plane knows the launch and the key of one that has lost its record. Raises Refusal."""
+        seen = self._strays.get(assignment.replica)
+        if seen is None:
+            return None
+        is_the_one = seen.mark.generation == assignment.generation and seen.mark.rank == assignment.rank
+        process = None
+        if is_the_one and seen.is_leader and seen.port is not None:
+            process = Process.adopt(seen.pid, seen.started, seen.mark)
+        if process is None:
+            sentence = f"Processes of {assignment.replica} run here without a record; delete it first."
+            raise Refusal(409, "stray", sentence)
+        return process
+
+    def _account_for(self, seen: Seen) -> Rank | None:
+        """A stray that is to be stopped gets a record for that."""
+        del self._strays[seen.mark.replica]
+        process = Process.adopt(seen.pid, seen.started, seen.mark)
+        if process is None:
+            return None
+        record = Record(
+            Assignment(
+                self.cluster,
+                seen.mark.replica,
+                seen.mark.generation,
+                self.host.state.ledger.fence,
+                Launch("", "", {}),
+                "",
+                seen.gpus,
+                seen.mark.rank,
+            ),
+            state=STARTING,
+            since_s=now_s(),
+            boot=boot_id(),
+            port=seen.port,
+            pid=seen.pid,
+            started=seen.started,
+        )
+        rank = self._ranks[record.id] = Rank(self.host, record, process)
+        return rank
+
+    # --- what is over
+
+    def _forget(self, replica: str) -> None:
+        self.host.state.forget(replica)
+        del self._ranks[replica]
+
+    def _prune(self) -> None:
+        """What is over is told for a day, so that nobody misses it, and not without bound."""
+        for replica, seen in list(self._strays.items()):
+            if start_time(seen.pid) != seen.started:
+                del self._strays[replica]
+        over = [rank for rank in self._ranks.values() if rank.record.state in OVER]
+        over.sort(key=lambda rank: rank.record.since_s, reverse=True)
+        old = [rank for rank in over[:OVER_KEPT] if now_s() - rank.record.since_s > OVER_KEPT_S]
+        for rank in old + over[OVER_KEPT:]:
+            self._forget(rank.record.id)
+        if old or len(over) > OVER_KEPT:
+            self.host.state.prune_logs({*self._ranks, *self._strays})
+
+
+def _stray_report(seen: Seen) -> RankReport:
+    return RankReport(
+        replica=seen.mark.replica,
+        generation=seen.mark.generation,
+        rank=seen.mark.rank,
+        state=STARTING,
+        reason="Its processes run here, but its record is lost; they are left alone until told to stop.",
+        port=seen.port,
+        pid=seen.pid,
+        gpus=seen.gpus,
+    )
+
+
+def _judge_form(assignment: Assignment) -> None:
+    """What JSON's types cannot say. Raises Refusal."""
+    launch = assignment.launch
+    faults = (
+        (assignment.protocol < 1, "protocol must be 1 or more"),
+        (assignment.protocol > PROTOCOL + 1, f"this agent speaks protocol {PROTOCOL}; bring it up to date"),
+        (not is_uuid(assignment.replica), "replica must be a UUID in its usual form"),
+        (assignment.generation < 1, "generation must be 1 or more"),
+        (assignment.fence < 0, "fence must be 0 or more"),
+        (assignment.rank < 0, "rank must be 0 or more"),
+        (not _KEY.fullmatch(assignment.key), "key must be 16 to 200 visible ASCII characters"),
+        (not launch.model, "launch.model must be a name"),
+        (not launch.engine, "launch.profile.engine must be a name"),
+        (len(set(assignment.gpus)) != len(assignment.gpus), "gpus must not name one twice"),
+        (any("," in gpu or not gpu for gpu in assignment.gpus), "gpus must be devices' ids"),
+    )
+    for is_so, sentence in faults:
+        if is_so:
+            raise Refusal(400, "malformed", f"The assignment cannot be read: {sentence}.")
+
+
+def is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

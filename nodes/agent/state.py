@@ -1,0 +1,230 @@
+"""What an agent keeps through its own death, as small JSON files that are whole or absent.
+
+    <state>/lock                 held while an agent runs here
+    <state>/agent.json           the highest fence, the next port, tombstones, weights
+    <state>/replicas/<id>.json   one record a replica, mode 0600: its key is in it
+    <state>/logs/<id>-<generation>.log
+
+A file that cannot be read is set aside under another name, never guessed at and never deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nodes.agent.clock import boot_id, now_s
+from nodes.protocol import FAILED, FETCHING, STOPPED, Assignment, ProtocolError, read, to_json
+
+log = logging.getLogger("llmgw.agent")
+
+TOMBSTONE_S = 7 * 24 * 3600
+TOMBSTONES_LIMIT = 10_000
+LOGS_LIMIT = 50  # of replicas that are over; each is bounded by itself
+OVER = (STOPPED, FAILED)
+
+T = TypeVar("T")
+
+
+class StateError(Exception):
+    """This folder cannot be an agent's; the text is the sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One rank as it is kept. since_s and drain_until_s are moments of the boot `boot`, by the boot clock.
+
+    started: the process's start time in clock ticks; with pid and boot it identifies a process.
+    """
+
+    assignment: Assignment
+    state: str = FETCHING
+    reason: str = ""
+    since_s: float = 0.0
+    boot: str = ""
+    port: int | None = None
+    command: tuple[str, ...] = ()
+    pid: int | None = None
+    started: int | None = None
+    cause: str = ""
+    kind: str = ""
+    exit_code: int | None = None
+    drain_until_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.assignment.replica
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    generation: int
+    boot: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """fence: the highest seen. next_port: where the search for one goes on. weights: source -> path."""
+
+    fence: int = 0
+    next_port: int = 0
+    tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+
+
+class StateFolder:
+    """Holds the folder's lock from `open` to `close`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self._boot = boot_id()
+        self.ledger = self._read(path / "agent.json", Ledger) or Ledger()
+        self._renew_tombstones()
+
+    @classmethod
+    def open(cls, path: Path) -> StateFolder:
+        """Raises StateError, in particular where another agent runs."""
+        try:
+            for folder in (path, path / "replicas", path / "logs"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateError(f"The state folder {path} cannot be used: {error.strerror}.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise StateError(
+                f"Another agent runs with the state folder {path}; stop it, or give this one another --state."
+            ) from None
+        return cls(path, lock)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    # --- replicas
+
+    def records(self) -> list[Record]:
+        found = (self._read(path, Record) for path in sorted((self.path / "replicas").glob("*.json")))
+        return [record for record in found if record is not None]
+
+    def save(self, record: Record) -> None:
+        self._write(self._record_path(record.id), record)
+
+    def forget(self, replica: str) -> None:
+        self._record_path(replica).unlink(missing_ok=True)
+
+    def log_path(self, replica: str, generation: int) -> Path:
+        return self.path / "logs" / f"{uuid.UUID(replica)}-{generation:d}.log"
+
+    def last_log(self, replica: str) -> Path | None:
+        """The log of the replica's newest generation, whether or not it is still known."""
+        found = (self.path / "logs").glob(f"{uuid.UUID(replica)}-*.log")
+        return max(found, key=lambda path: int(path.stem.rsplit("-", 1)[1]), default=None)
+
+    def prune_logs(self, kept: set[str]) -> None:
+        """Leave those of `kept` and the newest of the others."""
+        others = [path for path in (self.path / "logs").iterdir() if path.name[:36] not in kept]
+        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in others[LOGS_LIMIT:]:
+            path.unlink(missing_ok=True)
+
+    def _record_path(self, replica: str) -> Path:
+        return self.path / "replicas" / f"{uuid.UUID(replica)}.json"
+
+    # --- the ledger
+
+    def raise_fence(self, fence: int) -> None:
+        if fence > self.ledger.fence:
+            self._keep(replace(self.ledger, fence=fence))
+
+    def keep_next_port(self, port: int) -> None:
+        self._keep(replace(self.ledger, next_port=port))
+
+    def keep_weights(self, source: str, path: str) -> None:
+        if self.ledger.weights.get(source) != path:
+            self._keep(replace(self.ledger, weights={**self.ledger.weights, source: path}))
+
+    def held_weights(self) -> list[str]:
+        return sorted(source for source, path in self.ledger.weights.items() if os.path.exists(path))
+
+    def bury(self, replica: str, generation: int) -> None:
+        """From here on, no late PUT of this generation or an older one brings the replica back."""
+        tombstones = {
+            each: stone
+            for each, stone in self.ledger.tombstones.items()
+            if now_s() - stone.since_s < TOMBSTONE_S
+        }
+        before = tombstones.pop(replica, None)
+        generation = max(generation, before.generation if before else generation)
+        tombstones[replica] = Tombstone(generation, self._boot, now_s())
+        while len(tombstones) > TOMBSTONES_LIMIT:
+            del tombstones[next(iter(tombstones))]
+        self._keep(replace(self.ledger, tombstones=tombstones))
+
+    def tombstone(self, replica: str) -> Tombstone | None:
+        return self.ledger.tombstones.get(replica)
+
+    def _renew_tombstones(self) -> None:
+        """A reboot restarts their week: how long the node was off is not known, and too long does no harm."""
+        stones = self.ledger.tombstones
+        if any(stone.boot != self._boot for stone in stones.values()):
+            renewed = {
+                each: Tombstone(stone.generation, self._boot, now_s()) for each, stone in stones.items()
+            }
+            self._keep(replace(self.ledger, tombstones=renewed))
+
+    def _keep(self, ledger: Ledger) -> None:
+        self._write(self.path / "agent.json", ledger)
+        self.ledger = ledger
+
+    # --- files
+
+    def _read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            return read(kind, json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError, ProtocolError) as fault:
+            aside = path.with_suffix(".unreadable")
+            log.error("%s cannot be read (%s); it is set aside as %s.", path, fault, aside.name)
+            os.replace(path, aside)
+            return None
+
+    def _write(self, path: Path, value: Any) -> None:
+        """Old or new, never torn, and on the disk before anything follows from it."""
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+        try:
+            with open(handle, "w") as file:
+                json.dump(to_json(value), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
+            raise
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
