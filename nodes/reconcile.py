@@ -82,6 +82,8 @@ def _pass(held: lease.Held) -> PassReport:
         with transaction.atomic():
             lease.confirm(held)
             for order, answer in zip(to_tell, told, strict=True):
+                # What it reported last is out of date, even if it reports the same again.
+                standing.write(standing.nodes[order.node], etag="")
                 _hear_answer(order, answer, standing)
             has_changed |= standing.finish()
     _prune()

@@ -251,7 +251,8 @@ class Standing:
 
     def _nodes(self) -> Iterator[placement.Node]:
         orphaned: dict[int, set[str]] = {}
-        for node_id, gpus in Orphan.objects.values_list("node_id", "gpus"):
+        # Of nodes that just reported, strangers say what orphans hold; of the others, the record does.
+        for node_id, gpus in Orphan.objects.exclude(node__in=self.reported).values_list("node_id", "gpus"):
             orphaned.setdefault(node_id, set()).update(gpus)
         for node in self.nodes.values():
             # Nobody is lost for a silence in which nobody listened.

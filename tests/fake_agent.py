@@ -1,0 +1,195 @@
+"""The far side of the wire: a node's agent that runs nothing, speaks the protocol, and misbehaves on request.
+
+It is a real HTTP server in a thread. Tests say what its node has and what becomes of its ranks; it keeps all
+requests, so that they can also say what nobody asked of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from nodes.protocol import (
+    FENCE_HEADER,
+    GENERATION_HEADER,
+    READY,
+    STOPPED,
+    Assignment,
+    EngineReport,
+    GpuReport,
+    RankReport,
+    StateReport,
+    read,
+    to_json,
+)
+
+
+def gpus(count: int, gpu_class: str = "sim") -> tuple[GpuReport, ...]:
+    return tuple(GpuReport(f"GPU-{gpu_class}-{index}", index, gpu_class=gpu_class) for index in range(count))
+
+
+@dataclass
+class FakeAgent:
+    """`requests` are (method, path) in order. `hangs_up`: how many commands end in a closed connection."""
+
+    cluster: str = ""
+    node: str = ""
+    token: str = ""
+    gpus: tuple[GpuReport, ...] = field(default_factory=lambda: gpus(2))
+    engines: tuple[str, ...] = ("sim",)
+    paths: dict[str, dict[str, Any]] = field(default_factory=dict)
+    first_state: str = READY
+    hangs_up: int = 0
+    refuses: tuple[int, str, str] | None = None
+    state_body: bytes | None = None
+    state_delay_s: float = 0.0
+    is_deaf: bool = False
+    before_state: Callable[[], None] | None = None
+    before_command: Callable[[], None] | None = None
+    ranks: dict[str, RankReport] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    tombstones: set[str] = field(default_factory=set)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    fence: int = 0
+    address: str = ""
+
+    def serve(self, node: Any, identity: dict[str, Any]) -> None:
+        """Be the agent of this node."""
+        self.node, self.cluster, self.token = str(node.uuid), identity["cluster"], identity["token"]
+
+    def become(self, replica: object, state: str, **columns: Any) -> None:
+        self.ranks[str(replica)] = dataclasses.replace(self.ranks[str(replica)], state=state, **columns)
+
+    def commands(self) -> list[tuple[str, str]]:
+        return [request for request in self.requests if request[0] in ("PUT", "DELETE")]
+
+    def report(self) -> StateReport:
+        return StateReport(
+            cluster=self.cluster,
+            node=self.node,
+            gpus=self.gpus,
+            engines=tuple(EngineReport(name) for name in self.engines),
+            ranks=tuple(self.ranks.values()),
+        )
+
+    # --- the server
+
+    @web.middleware
+    async def _note(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        if self.is_deaf or (request.method in ("PUT", "DELETE") and self.hangs_up):
+            self.hangs_up = max(0, self.hangs_up - 1)
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            response: web.StreamResponse = _refusal(401, "unauthorized", "This needs the node's token.")
+        elif self.before_command and request.method in ("PUT", "DELETE"):
+            await asyncio.to_thread(self.before_command)
+            response = await handler(request)
+        elif self.refuses and request.method in ("PUT", "DELETE"):
+            response = _refusal(*self.refuses)
+        else:
+            response = await handler(request)
+        self.statuses.append(response.status)
+        return response
+
+    async def _state(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.state_delay_s)
+        if self.before_state:
+            await asyncio.to_thread(self.before_state)
+        if self.state_body is not None:
+            return web.Response(body=self.state_body, content_type="application/json")
+        raw = to_json(self.report())
+        ageless = [
+            {key: item for key, item in rank.items() if key != "age_s"} for rank in raw.get("ranks", ())
+        ]
+        etag = f'"{hashlib.sha256(json.dumps({**raw, "ranks": ageless}).encode()).hexdigest()[:16]}"'
+        if request.headers.get("If-None-Match") == etag:
+            return web.Response(status=304, headers={"ETag": etag})
+        return web.json_response(raw, headers={"ETag": etag})
+
+    async def _put(self, request: web.Request) -> web.Response:
+        assignment = read(Assignment, await request.json())
+        if assignment.fence < self.fence:
+            return _refusal(409, "stale_fence", "A newer reconciler has spoken.")
+        if assignment.replica in self.tombstones:
+            return _refusal(410, "deleted", "This replica was stopped here.")
+        self.fence = assignment.fence
+        self.assignments[assignment.replica] = assignment
+        if assignment.replica not in self.ranks:
+            self.ranks[assignment.replica] = RankReport(
+                assignment.replica,
+                assignment.generation,
+                assignment.rank,
+                self.first_state,
+                port=18000 + len(self.assignments),
+                pid=4000 + len(self.assignments),
+                gpus=tuple(assignment.gpus),
+                launch=assignment.launch,
+            )
+        return web.json_response(to_json(self.ranks[assignment.replica]))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        replica = request.match_info["id"]
+        assert request.headers[GENERATION_HEADER]
+        self.fence = max(self.fence, int(request.headers[FENCE_HEADER]))
+        self.tombstones.add(replica)
+        if replica not in self.ranks:
+            return _refusal(404, "unknown", "No such replica runs here.")
+        self.become(replica, STOPPED, port=None, pid=None)
+        return web.json_response(to_json(self.ranks[replica]))
+
+    async def _log(self, request: web.Request) -> web.Response:
+        if request.match_info["id"] not in self.ranks:
+            return _refusal(404, "unknown", "No such replica runs here.")
+        return web.Response(text=f"the last {request.query['tail']} lines")
+
+    async def _paths(self, request: web.Request) -> web.Response:
+        asked = (await request.json())["paths"]
+        return web.json_response(
+            {"paths": [{"path": path, "exists": False} | self.paths.get(path, {}) for path in asked]}
+        )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[FakeAgent]:
+        app = web.Application(middlewares=[self._note])
+        app.router.add_get("/v1/state", self._state)
+        app.router.add_put("/v1/replicas/{id}", self._put)
+        app.router.add_delete("/v1/replicas/{id}", self._delete)
+        app.router.add_get("/v1/replicas/{id}/log", self._log)
+        app.router.add_post("/v1/paths", self._paths)
+        loop = asyncio.new_event_loop()
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+
+        async def start() -> None:
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+        loop.run_until_complete(start())
+        self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(5)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(5)
+            loop.close()
+
+
+def _refusal(status: int, code: str, sentence: str) -> web.Response:
+    return web.json_response({"error": {"code": code, "sentence": sentence}}, status=status)
