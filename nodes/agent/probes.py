@@ -74,13 +74,14 @@ class Probe:
             return f"/v1/models answers {models.status} to this replica's key: {models.words}"
         if self._launch.model not in _names(models.body):
             return f"/v1/models does not list {self._launch.model}: another engine answers on this port"
-        stranger = await self._ask("GET", "/v1/models", key=WRONG_KEY)
-        if stranger.status != 401:
-            return f"/v1/models answers {stranger.status} to a wrong key instead of 401"
         path, asked = "/v1/completions", dict[str, Any](prompt="hello", max_tokens=1)
         if self._launch.capabilities.get("embeddings"):
             path, asked = "/v1/embeddings", {"input": "hello"}
         asked["model"] = self._launch.model
+        # Here and not at /v1/models, which some builds of llama-server leave open.
+        stranger = await self._ask("POST", path, body=asked, key=WRONG_KEY, timeout_s=GENERATION_S)
+        if stranger.status != 401:
+            return f"{path} answers {stranger.status} to a wrong key instead of 401"
         generated = await self._ask("POST", path, body=asked, timeout_s=GENERATION_S)
         if generated.status != 200:
             return f"{path} answers {generated.status} to a first request: {generated.words}"
