@@ -117,7 +117,7 @@ def orders(snapshot: Snapshot) -> tuple[Order, ...]:
         for rank in replica.ranks:
             if rank.node not in snapshot.answered:
                 continue
-            if replica.wanted == RUN and rank.state == PENDING:
+            if replica.wanted == RUN and (rank.state == PENDING or not rank.knows_launch):
                 found.append(
                     Order(rank.node, replica.id, replica.generation, rank.rank, replica.launch, rank.gpus)
                 )

@@ -32,8 +32,16 @@ BITE = 100  # rows that one pass removes of each kind
 KEEP_FAILURES = timedelta(days=30)  # those that wait for an edit, and so are still a reason
 KEEP_GATEWAYS = timedelta(days=7)  # their demand says when a model was last asked for
 
-# What an agent's refusal to run something says about another try, by status.
-REFUSALS = {400: "configuration", 410: "transient", 413: "configuration", 422: "node"}
+# What an agent's refusal to run something says about another try, by its code or else its status.
+REFUSED: dict[str | int, str] = {
+    "gpu_taken": "node",
+    400: "configuration",
+    410: "transient",
+    413: "configuration",
+    422: "node",
+}
+# It runs something of the replica that it cannot take up, and that has to be stopped first.
+STRAY = "stray"
 
 logger = logging.getLogger(__name__)
 
@@ -265,8 +273,10 @@ def _hear_answer(order: Order, answer: Told, standing: Standing) -> None:
         standing.hear_rank(rank, answer.report)
     elif order.launch is None and answer.status == 404:
         standing.end_rank(rank, STOPPED, "its agent runs no such replica")
-    elif order.launch is not None and answer.status in REFUSALS:
-        standing.end_rank(rank, FAILED, answer.sentence, kind=REFUSALS[answer.status])
+    elif order.launch is not None and answer.code == STRAY:
+        _end(STOP, End(order.replica, answer.sentence), standing)
+    elif order.launch is not None and (kind := REFUSED.get(answer.code) or REFUSED.get(answer.status or 0)):
+        standing.end_rank(rank, FAILED, answer.sentence, kind=kind)
     elif not answer.is_accepted:
         standing.write(row, reason=answer.sentence)
     standing.settle(order.replica)

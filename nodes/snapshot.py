@@ -38,13 +38,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The part of a replica on one node; `pending` until its agent reports it."""
+    """The part of a replica on one node; `pending` until its agent reports it.
+
+    knows_launch: whether its agent does. One that has lost its record runs on, and wants to be told again.
+    """
 
     node: int
     rank: int = 0
     gpus: tuple[str, ...] = ()
     state: str = PENDING
     requests: int = 0
+    knows_launch: bool = True
 
 
 @dataclass(frozen=True, slots=True)

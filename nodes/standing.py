@@ -238,6 +238,7 @@ class Standing:
                         tuple(self.claims.get(rank.pk, ())),
                         rank.state,
                         (rank.running or 0) + (rank.waiting or 0),
+                        knows_launch=rank.pk not in self.said or self.said[rank.pk].launch is not None,
                     )
                     for rank in self.ranks[replica_id]
                 ),

@@ -488,6 +488,48 @@ def test_an_agent_that_talks_nonsense_does_not_stop_the_others(
     assert Replica.objects.get().state == READY
 
 
+def test_an_agent_that_lost_the_record_of_a_running_engine_is_told_again(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    agent = agent_of()
+    add_model()
+    one_pass()
+    replica = Replica.objects.get()
+    assert agent.ranks[str(replica.pk)].launch is not None
+
+    agent.become(replica.pk, STARTING, launch=None)
+    one_pass()
+    assert [method for method, _ in agent.commands()] == ["PUT", "PUT"]
+    assert Claim.objects.exists()
+
+    agent.become(replica.pk, READY, launch=agent.assignments[str(replica.pk)].launch)
+    one_pass()
+    replica.refresh_from_db()
+    assert replica.state == READY
+    assert len(agent.commands()) == 2
+
+
+def test_processes_that_cannot_be_taken_up_are_stopped_and_replaced(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    agent = agent_of()
+    add_model()
+    one_pass()
+    first = Replica.objects.get()
+    agent.become(first.pk, STARTING, launch=None)
+    agent.refuses = (409, "stray", "Processes of it run here without a record; delete it first.")
+    one_pass()
+    first.refresh_from_db()
+    assert (first.wanted, first.state) == ("stop", STARTING)
+    assert "without a record" in first.wanted_why
+    assert Claim.objects.exists(), "they still hold the GPU"
+
+    agent.refuses = None
+    one_pass()
+    one_pass()
+    assert [row.state for row in Replica.objects.order_by("created_at")] == ["stopped", READY]
+
+
 def test_what_a_report_says_beyond_every_column_is_unknown(agent_of: Callable[..., FakeAgent]) -> None:
     agent = agent_of()
     add_model()
@@ -549,18 +591,21 @@ def test_the_token_of_an_older_cluster_key_still_works(
 
 
 @pytest.mark.parametrize(
-    ("status", "state", "kind"),
+    ("refusal", "state", "kind"),
     [
         pytest.param(422, FAILED, "node", id="a GPU it does not have: it is tried elsewhere"),
+        pytest.param("gpu_taken", FAILED, "node", id="a GPU that is taken there: it is tried elsewhere"),
+        pytest.param("fence", "pending", "", id="older than what it has obeyed: it is told again"),
         pytest.param(410, FAILED, "transient", id="stopped there before: another replica follows"),
         pytest.param(400, FAILED, "configuration", id="a launch it cannot read: waits for an edit"),
         pytest.param(503, "pending", "", id="busy: it is told again"),
     ],
 )
 def test_a_refused_replica_says_the_agents_sentence(
-    agent_of: Callable[..., FakeAgent], status: int, state: str, kind: str
+    agent_of: Callable[..., FakeAgent], refusal: int | str, state: str, kind: str
 ) -> None:
-    agent_of(refuses=(status, "no", "It has no GPU of that name."))
+    status, code = (409, refusal) if isinstance(refusal, str) else (refusal, "no")
+    agent_of(refuses=(status, code, "It has no GPU of that name."))
     add_model()
     one_pass()
     replica = Replica.objects.get()
