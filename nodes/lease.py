@@ -1,6 +1,6 @@
 """Who may reconcile now: one row, taken by one conditional update, in the database's own time.
 
-The token grows with each new holder. Whoever writes on the strength of a lease confirms it in the same
+The token grows with each taking. Whoever writes on the strength of a lease confirms it in the same
 transaction, so that one who slept past its time writes nothing; agents refuse tokens that have been followed.
 """
 
@@ -32,13 +32,14 @@ class Held:
 
 
 def take(holder: str) -> Held | None:
-    """The lease, or None while another has it. The same holder goes on under the token it had."""
+    """The lease, or None while another has it. Its holder may take it again, and goes on under its token."""
     row = Lease.objects.annotate(now=Now()).filter(name=NAME).first()
     if row is None:
         Lease.objects.get_or_create(name=NAME)
+    is_mine = Q(holder=holder, expires_at__gt=Now())
     is_free = Q(expires_at=None) | Q(expires_at__lte=Now())
-    taken = Lease.objects.filter(Q(holder=holder) | is_free, name=NAME).update(
-        token=Case(When(holder=holder, then=F("token")), default=F("token") + 1),
+    taken = Lease.objects.filter(is_mine | is_free, name=NAME).update(
+        token=Case(When(is_mine, then=F("token")), default=F("token") + 1),
         holder=holder,
         expires_at=Now() + timedelta(seconds=settings.LLMGW_LEASE_S),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -20,9 +22,9 @@ from catalog.spec import ModelSpec
 from nodes import lease
 from nodes.actions import cordon, register_node, stop_replica
 from nodes.models import Claim, Demand, Gateway, Lease, Node, Orphan, Rank, Replica, Unplaced
-from nodes.protocol import DRAINING, FAILED, READY, STARTING, Launch, RankReport
+from nodes.protocol import DRAINING, FAILED, READY, STARTING, ClusterKey, Launch, RankReport
 from nodes.reconcile import PassReport, run_pass
-from tests.fake_agent import FakeAgent
+from tests.fake_agent import FakeAgent, gpus
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -128,8 +130,6 @@ def test_a_second_pass_writes_nothing_and_tells_nobody_anything(agent_of: Callab
 def test_the_number_of_queries_does_not_depend_on_the_number_of_replicas(
     agent_of: Callable[..., FakeAgent],
 ) -> None:
-    from tests.fake_agent import gpus
-
     agent_of(gpus=gpus(12))
     model = add_model()
     counts = []
@@ -581,8 +581,6 @@ def test_a_wrong_token_is_said(agent_of: Callable[..., FakeAgent]) -> None:
 def test_the_token_of_an_older_cluster_key_still_works(
     agent_of: Callable[..., FakeAgent], settings: Any
 ) -> None:
-    from nodes.protocol import ClusterKey
-
     agent_of()
     settings.LLMGW_CLUSTER_KEYS = (ClusterKey("new", b"n" * 32), *settings.LLMGW_CLUSTER_KEYS)
     add_model()
@@ -667,9 +665,32 @@ def test_only_one_of_two_passes_at_once_holds_the_lease(db: None) -> None:
     assert again is not None
     assert again.token == held.token, "the same holder goes on"
     lease.release(again)
-    other = lease.take(HOLDER)
-    assert other is not None
-    assert other.token == held.token + 1
+    for number, holder in enumerate((HOLDER, HOLDER, "there:2:2"), 1):
+        other = lease.take(holder)
+        assert other is not None
+        assert other.token == held.token + number
+        lease.release(other)
+
+
+def test_of_many_that_want_the_lease_at_once_one_has_it(db: None) -> None:
+    takers = 6
+    at_once = threading.Barrier(takers)
+
+    def contend(number: int) -> list[int]:
+        tokens = []
+        for _ in range(5):
+            at_once.wait(10)
+            if held := lease.take(f"there:2:{number}"):
+                tokens.append(held.token)
+            at_once.wait(10)
+            if held:
+                lease.release(held)
+        connection.close()
+        return tokens
+
+    with ThreadPoolExecutor(takers) as pool:
+        tokens = [token for taken in pool.map(contend, range(takers)) for token in taken]
+    assert sorted(tokens) == [1, 2, 3, 4, 5]
 
 
 def test_a_holder_that_slept_past_its_lease_writes_nothing(agent_of: Callable[..., FakeAgent]) -> None:
