@@ -252,14 +252,11 @@ def test_an_unknown_model_like_no_other_is_met_with_where_to_look() -> None:
         ),
         pytest.param(
             MODEL,
-            Situation(on_the_way=(("fetching", "41 % of 8 GB"),), failures=("exit 1",), unplaced="no room"),
+            Situation(on_the_way=(("fetching", "41 % of 8 GB"),), unplaced="no room for another"),
             False,
             "loading",
             "fetching: 41 % of 8 GB",
-            id="one on its way counts more than one that failed",
-        ),
-        pytest.param(
-            MODEL, Situation(failures=("out of memory",)), False, "unavailable", "out of memory", id="failed"
+            id="one on its way counts more than one that has no place",
         ),
         pytest.param(
             MODEL,
@@ -290,13 +287,24 @@ def test_a_model_that_is_off_is_refused_without_a_word_of_trying_again() -> None
 
 
 def test_nobody_waits_for_a_replica_that_only_an_edit_can_help() -> None:
-    stuck = Situation(failures=("failed: unknown flag --foo",), needs_edit=True)
+    stuck = Situation(unplaced='profile "default" failed: unknown flag --foo', needs_edit=True)
     refused = _refusal(lambda: admission.check_can_be_ready(MODEL, stuck))
+    assert (refused.status, refused.code) == (503, "unavailable")
     assert "unknown flag --foo" in refused.message
-    admission.check_can_be_ready(MODEL, Situation(failures=("failed: exit 1",)))
-    admission.check_can_be_ready(
-        MODEL, Situation(on_the_way=(("starting", ""),), needs_edit=True, failures=("x",))
-    )
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        pytest.param(Situation(unplaced="0 of 2 nodes: 2 lack a free GPU"), id="room may come"),
+        pytest.param(
+            Situation(on_the_way=(("starting", ""),), unplaced="a flag is wrong", needs_edit=True),
+            id="another profile is being tried",
+        ),
+    ],
+)
+def test_a_replica_that_may_come_is_waited_for(situation: Situation) -> None:
+    admission.check_can_be_ready(MODEL, situation)
 
 
 @pytest.mark.parametrize(

@@ -287,11 +287,10 @@ class ModelEntry:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What stands between a model and its first ready replica: replicas on their way (state and reason of
-    each), those that failed (their reasons; `needs_edit` when trying again cannot help), and why nothing
-    could be placed."""
+    each), and why none could be placed; `needs_edit` when that will not change by waiting.
+    """
 
     on_the_way: tuple[tuple[str, str], ...] = ()
-    failures: tuple[str, ...] = ()
     unplaced: str = ""
     needs_edit: bool = False
 
@@ -312,8 +311,6 @@ def standing(model: ModelEntry, situation: Situation, *, is_ready: bool) -> Stan
     if situation.on_the_way:
         state, reason = situation.on_the_way[0]
         return Standing(LOADING, f"{state}: {reason}" if reason else state)
-    if situation.failures:
-        return Standing(UNAVAILABLE, situation.failures[0])
     if situation.unplaced:
         return Standing(UNAVAILABLE, situation.unplaced)
     if model.is_on_demand:
@@ -342,12 +339,12 @@ def check_is_on(model: ModelEntry) -> None:
 
 
 def check_can_be_ready(model: ModelEntry, situation: Situation) -> None:
-    """Waiting does not help a model whose replicas fail for what an operator wrote."""
+    """Waiting does not help a model whose replicas fail because of what an operator wrote."""
     if situation.needs_edit and not situation.on_the_way:
         raise Refused(
             503,
             UNAVAILABLE,
-            f"The model {quote(model.name)} cannot run until an operator edits it: {situation.failures[0]}",
+            f"The model {quote(model.name)} cannot run until an operator edits it: {situation.unplaced}",
             param="model",
             retry_after_s=RETRY_LOADING_S,
         )

@@ -1,0 +1,347 @@
+"""The routing table: what this process serves, held in memory and kept up with the database.
+
+A thread with a connection of its own asks for rows newer than the revision it has seen and makes a new Table
+of them; the event loop only ever swaps one immutable Table for the next. When the database is away the last
+Table goes on serving. `now_s` counts from the database's clock, so that this machine's may jump as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import OuterRef, Subquery
+from django.db.models.functions import Now
+
+from catalog.models import Key, Model, Name, Profile, Revision, Tombstone
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation
+from llmgw.gateway.routing import Target
+from nodes.models import Rank, Replica, Unplaced
+from nodes.protocol import ClusterKey
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0
+"""A table older than this is behind: what it does not know may exist."""
+RELOAD_S = 60.0
+"""How often everything is read again, because not every hand that edits a database counts its changes up."""
+GAP_S = 0.02
+"""The least time between two reads, however many requests ask for one."""
+SITUATION_S = 1.0
+"""How old the reasons may be that waiting clients are told. They change without a new revision."""
+
+T = TypeVar("T")
+
+
+class DatabaseThread:
+    """One thread with one connection: no query runs on the event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Raises DatabaseError or InterfaceError; the next call starts with a new connection then."""
+
+        def guarded() -> T:
+            try:
+                return work()
+            except (DatabaseError, InterfaceError):
+                connections.close_all()
+                raise
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, guarded)
+
+    async def stop(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, connections.close_all)
+        self._executor.shutdown(wait=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaEntry:
+    """A replica that may be sent requests, with what its weight and owner are looked up by."""
+
+    model: int
+    profile: int | None
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything a request needs to know, at one revision. `read_at_s` and `full_at_s` are monotonic."""
+
+    revision: int = -1
+    clock_s: float = 0.0
+    read_at_s: float = float("-inf")
+    full_at_s: float = float("-inf")
+    situated_at_s: float = float("-inf")
+    models: Mapping[int, ModelEntry] = field(default_factory=dict)
+    names: Mapping[str, int] = field(default_factory=dict)
+    replicas: Mapping[str, ReplicaEntry] = field(default_factory=dict)
+    targets: Mapping[int, tuple[Target, ...]] = field(default_factory=dict)
+    keys: Mapping[str, KeyEntry] = field(default_factory=dict)
+    situations: Mapping[int, Situation] = field(default_factory=dict)
+
+    @property
+    def is_read(self) -> bool:
+        return self.revision >= 0
+
+    def is_fresh(self, monotonic_s: float) -> bool:
+        return monotonic_s - self.read_at_s < FRESH_S
+
+    def now_s(self, monotonic_s: float) -> float:
+        return self.clock_s + (monotonic_s - self.read_at_s)
+
+    def find(self, name: str) -> ModelEntry | None:
+        model = self.names.get(name)
+        return None if model is None else self.models.get(model)
+
+    def targets_of(self, model: ModelEntry) -> tuple[Target, ...]:
+        return self.targets.get(model.id, ())
+
+    def situation_of(self, model: ModelEntry) -> Situation:
+        return self.situations.get(model.id, Situation())
+
+
+def read_table(previous: Table, cluster_key: ClusterKey) -> Table:
+    """The table as the database has it now, from `previous` and what changed since. Runs in the table's
+    thread."""
+    now = monotonic()
+    revision, clock = Revision.objects.values_list("value", Now()).filter(pk=1).first() or (None, None)
+    if revision is None or clock is None:
+        revision, clock = Revision.current(), Revision.objects.values_list(Now(), flat=True).get(pk=1)
+    is_full = revision < previous.revision or now - previous.full_at_s >= RELOAD_S
+    since = -1 if is_full else previous.revision
+    table = replace(previous, revision=revision, clock_s=clock.timestamp(), read_at_s=now)
+    if is_full:
+        table = replace(table, full_at_s=now, models={}, replicas={}, keys={})
+    if revision > since:
+        models = _models(table.models, since)
+        replicas = _replicas(table.replicas, since, cluster_key)
+        table = replace(
+            table,
+            models=models,
+            names=_names(models.values()),
+            replicas=replicas,
+            targets=_targets(models, replicas.values()),
+            keys=_keys(table.keys, since),
+        )
+    # Owners are deactivated and removed without a revision; the count of good ones gives them away.
+    if Key.objects.filter(user__is_active=True).count() != len(table.keys):
+        table = replace(table, keys=_keys({}, -1))
+    if revision > since or now - previous.situated_at_s >= SITUATION_S:
+        table = replace(table, situated_at_s=now, situations=_situations())
+    return table
+
+
+def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry]:
+    changed = Model.objects.filter(revision__gt=since)
+    names: dict[int, list[str]] = {}
+    for model, name in Name.objects.filter(model__in=changed, is_canonical=False).values_list(
+        "model_id", "name"
+    ):
+        names.setdefault(model, []).append(name)
+    profiles: dict[int, list[tuple[int, str, float]]] = {}
+    rows = Profile.objects.filter(model__in=changed).values_list("model_id", "pk", "engine", "weight")
+    for model, profile, engine, weight in rows:
+        profiles.setdefault(model, []).append((profile, engine, weight))
+    models = dict(known)
+    for row in changed.defer("source_facts"):
+        own = profiles.get(row.pk, [])
+        models[row.pk] = ModelEntry(
+            id=row.pk,
+            name=row.name,
+            revision=row.revision,
+            aliases=tuple(names.get(row.pk, ())),
+            description=row.description,
+            context_length=row.context_length,
+            max_output=row.max_output,
+            capabilities={"tools": row.can_tools, "vision": row.can_vision, "embeddings": row.can_embeddings},
+            weights={profile: weight for profile, _, weight in own},
+            is_simulated=bool(own) and all(engine == "sim" for _, engine, _ in own),
+            is_off=row.scaling_max == 0,
+            is_on_demand=row.scaling_min == 0 < row.scaling_max,
+            created_s=int(row.created_at.timestamp()),
+        )
+    for name, revision in Tombstone.objects.filter(revision__gt=since).values_list("name", "revision"):
+        for gone in [item for item in models.values() if item.name == name and item.revision < revision]:
+            del models[gone.id]
+    # A name that came back takes its tombstone away: of two models with one name, the older is gone.
+    newest = {model.name: model.id for model in sorted(models.values(), key=lambda model: model.revision)}
+    return {model: models[model] for model in newest.values()}
+
+
+def _names(models: Iterable[ModelEntry]) -> dict[str, int]:
+    """Where two claim a name, one of them is about to be read again: the newer edit has it."""
+    ordered = sorted(models, key=lambda model: model.revision)
+    return {name: model.id for model in ordered for name in (*model.aliases, model.name)}
+
+
+def _replicas(
+    known: Mapping[str, ReplicaEntry], since: int, cluster_key: ClusterKey
+) -> dict[str, ReplicaEntry]:
+    replicas = dict(known)
+    if since >= 0:
+        for changed in Replica.objects.filter(revision__gt=since).values_list("pk", flat=True):
+            replicas.pop(str(changed), None)
+    first_ranks = Rank.objects.filter(
+        rank=0,
+        replica__revision__gt=since,
+        replica__state=Replica.State.READY,
+        replica__wanted=Replica.Wanted.RUN,
+        replica__model__isnull=False,
+    ).values_list(
+        "replica_id",
+        "replica__generation",
+        "replica__model_id",
+        "replica__profile_id",
+        "replica__launch__model",
+        "node__address",
+        "port",
+    )
+    for replica, generation, model, profile, served_name, address, port in first_ranks:
+        if port is None:
+            continue
+        uuid = str(replica)
+        target = Target(
+            replica=uuid,
+            served_name=served_name or "",
+            origin=_origin(address, port),
+            key=cluster_key.replica_key(uuid, generation),
+        )
+        replicas[uuid] = ReplicaEntry(model, profile, target)
+    return replicas
+
+
+def _origin(address: str, port: int) -> str:
+    """Engines listen on the host that their agent listens on."""
+    host = urlsplit(address).hostname or ""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _targets(
+    models: Mapping[int, ModelEntry], replicas: Iterable[ReplicaEntry]
+) -> dict[int, tuple[Target, ...]]:
+    targets: dict[int, list[Target]] = {}
+    for entry in replicas:
+        if entry.model in models:
+            weights = models[entry.model].weights
+            weight = 1.0 if entry.profile is None else weights.get(entry.profile, 1.0)
+            targets.setdefault(entry.model, []).append(replace(entry.target, weight=weight))
+    return {model: tuple(sorted(some, key=lambda target: target.replica)) for model, some in targets.items()}
+
+
+def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
+    keys = dict(known)
+    rows = Key.objects.filter(revision__gt=since).values_list(
+        "pk", "digest", "expires_at", "revoked_at", "user__is_active"
+    )
+    for key, digest, expires_at, revoked_at, is_active in rows:
+        keys.pop(key, None)
+        if is_active:
+            expires_at_s = None if expires_at is None else expires_at.timestamp()
+            keys[key] = KeyEntry(key, digest, expires_at_s, is_revoked=revoked_at is not None)
+    return keys
+
+
+def _situations() -> dict[int, Situation]:
+    situations: dict[int, Situation] = {}
+    state = Replica.State
+    on_the_way = (
+        Replica.objects.filter(
+            wanted=Replica.Wanted.RUN,
+            model__isnull=False,
+            state__in=[state.STARTING, state.FETCHING, state.PENDING],
+        )
+        .order_by("created_at")
+        .values_list("model_id", "state", "reason")
+    )
+    for model, at, reason in on_the_way:
+        now = situations.get(model, Situation())
+        situations[model] = replace(now, on_the_way=(*now.on_the_way, (str(at), reason)))
+    last_failure = Replica.objects.filter(model=OuterRef("model"), state=state.FAILED).order_by(
+        "-state_since"
+    )
+    unplaced = Unplaced.objects.annotate(kind=Subquery(last_failure.values("failure_kind")[:1]))
+    for model, why, kind in unplaced.values_list("model_id", "why", "kind"):
+        now = situations.get(model, Situation())
+        situations[model] = replace(now, unplaced=why, needs_edit=kind == "configuration")
+    return situations
+
+
+class LiveTable:
+    """The current Table, and the loop that keeps it so."""
+
+    def __init__(self, cluster_key: ClusterKey, *, poll_s: float) -> None:
+        self._cluster_key, self._poll_s = cluster_key, poll_s
+        self._thread = DatabaseThread("table")
+        self._task: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._polled: asyncio.Future[None] | None = None
+        self._is_behind = False
+        self.current = Table()
+
+    async def start(self) -> None:
+        """Reads once, so that the first request finds a table; a database that is away is waited for
+        behind it."""
+        await self._poll()
+        self._task = asyncio.create_task(self._keep_up())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._thread.stop()
+
+    def changed(self) -> asyncio.Event:
+        """Set once the table differs from the current one."""
+        return self._changed
+
+    async def refresh(self) -> None:
+        """Until a read that began after this call has ended: what was committed before it is in the table
+        then."""
+        if self._polled is None:
+            self._polled = asyncio.get_running_loop().create_future()
+        self._nudge.set()
+        await asyncio.shield(self._polled)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(GAP_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nudge.wait(), self._poll_s)
+            self._nudge.clear()
+            waiting, self._polled = self._polled, None
+            await self._poll()
+            if waiting is not None:
+                waiting.set_result(None)
+
+    async def _poll(self) -> None:
+        previous = self.current
+        try:
+            self.current = await self._thread.run(lambda: read_table(previous, self._cluster_key))
+        except (
+            Exception
+        ) as error:  # whatever it is, the table that there is serves on, and the next poll tries again
+            if not self._is_behind:
+                is_away = isinstance(error, (DatabaseError, InterfaceError))
+                log.error(
+                    "The table of revision %d serves on: %s", previous.revision, error, exc_info=not is_away
+                )
+            self._is_behind = True
+            return
+        if self._is_behind:
+            log.warning("The table is kept up with the database again.")
+            self._is_behind = False
+        if self.current.revision != previous.revision or self.current.situations != previous.situations:
+            self._changed.set()
+            self._changed = asyncio.Event()
