@@ -1,0 +1,218 @@
+"""Requests for a model that is not ready: they wake it, wait up to a bound, and are told for what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import transaction
+
+from catalog.models import Model, Revision, Tombstone, database_now
+from llmgw.gateway.relay import WAITING_LIMIT
+from nodes.models import Demand, Gateway, Unplaced
+from tests.stage import MESSAGES, Play, change, make_model, make_replica, playing
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as play:
+        yield play
+
+
+@pytest.fixture
+def hasty(settings: Any) -> Iterator[Play]:
+    """A gateway that holds requests for a moment only."""
+    settings.LLMGW_HOLD_S = 0.3
+    with playing() as play:
+        yield play
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def _demand(model: Model) -> tuple[int, int] | None:
+    return Demand.objects.filter(model=model).values_list("waiting", "in_flight").first()
+
+
+def _wait_for_waiters(model: Model, count: int = 1) -> None:
+    wait_until(lambda: (_demand(model) or (0, 0))[0] == count, f"{count} to wait for {model}")
+
+
+@pytest.mark.parametrize("is_stream", [pytest.param(False, id="plain"), pytest.param(True, id="streamed")])
+def test_a_request_for_a_sleeping_model_waits_and_is_answered_once_it_is_ready(
+    play: Play, pool: ThreadPoolExecutor, is_stream: bool
+) -> None:
+    model = make_model("asleep", low=0)
+    asked = pool.submit(play.chunks if is_stream else play.chat, model="asleep")
+    _wait_for_waiters(model)
+    replica = make_replica(model, None, state="starting")
+    assert not play.engine.heard
+    replica.ranks.update(port=play.engine.port)
+    change(replica, state="ready")
+    assert asked.result(10)
+    wait_until(lambda: _demand(model) == (0, 0), "the demand to be settled")
+
+
+def test_every_waiter_is_answered_when_the_model_is_ready(play: Play, pool: ThreadPoolExecutor) -> None:
+    model = make_model("asleep", low=0)
+    asked = [pool.submit(play.chat, model="asleep") for _ in range(5)]
+    _wait_for_waiters(model, 5)
+    make_replica(model, play.engine)
+    assert all(each.result(10).choices for each in asked)
+
+
+def test_a_waiting_request_wakes_the_reconciler_after_its_demand_is_written(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    broker = Path(django_settings.LLMGW_VAR) / "broker"
+    before = set(broker.glob("*.msg"))
+    model = make_model("asleep", low=0)
+    asked = pool.submit(play.chat, model="asleep")
+    wait_until(lambda: set(broker.glob("*.msg")) - before, "a tick to be sent")
+    assert _demand(model) == (1, 0)
+    make_replica(model, play.engine)
+    asked.result(10)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "code", "says"),
+    [
+        pytest.param(lambda model: None, "loading", "its load has not begun", id="nothing happened yet"),
+        pytest.param(
+            lambda model: make_replica(model, None, state="starting", reason="loading weights"),
+            "loading",
+            "starting: loading weights",
+            id="a replica is starting",
+        ),
+        pytest.param(
+            lambda model: Unplaced.objects.create(model=model, missing=1, why="0 of 1 nodes: 1 cordoned"),
+            "unavailable",
+            "0 of 1 nodes: 1 cordoned",
+            id="nothing fits",
+        ),
+    ],
+)
+def test_who_waited_in_vain_is_told_for_what(hasty: Play, prepare: Any, code: str, says: str) -> None:
+    model = make_model("asleep", low=0)
+    prepare(model)
+    refusal = hasty.refused(model="asleep")
+    assert (refusal.status, refusal.body["code"]) == (503, code)
+    assert says in refusal.body["message"]
+    assert "retry-after" in refusal.headers
+    wait_until(lambda: _demand(model) == (0, 0), "the waiter to be counted off")
+
+
+def test_nobody_waits_for_what_only_an_edit_can_help(play: Play) -> None:
+    model = make_model("broken", low=0)
+    failed = make_replica(model, None, state="failed", reason="unknown flag --foo")
+    change(failed, failure_kind="configuration")
+    Unplaced.objects.create(model=model, missing=1, why='profile "default" failed: unknown flag --foo')
+    refusal = play.refused(model="broken")
+    assert (refusal.status, refusal.body["code"]) == (503, "unavailable")
+    assert "unknown flag --foo" in refusal.body["message"]
+    wait_until(lambda: _demand(model) == (0, 0), "the question to be recorded all the same")
+
+
+def test_a_model_that_is_off_is_refused_at_once_and_for_good(play: Play) -> None:
+    model = make_model("off", low=0, high=0)
+    refusal = play.refused(model="off")
+    assert (refusal.status, refusal.body["code"]) == (503, "off")
+    assert "retry-after" not in refusal.headers
+    assert "max 0" in refusal.body["message"]
+    assert _demand(model) is None
+
+
+def _remove(model: Model) -> None:
+    with transaction.atomic():
+        Tombstone.objects.create(name=model.name, revision=Revision.advance())
+        model.delete()
+
+
+@pytest.mark.parametrize(
+    ("change_model", "status", "code"),
+    [
+        pytest.param(
+            lambda model: change(model, scaling_max=0), 503, "off", id="it is switched off meanwhile"
+        ),
+        pytest.param(_remove, 404, "model_not_found", id="it is removed meanwhile"),
+    ],
+)
+def test_a_waiting_request_hears_at_once_that(
+    play: Play, pool: ThreadPoolExecutor, change_model: Any, status: int, code: str
+) -> None:
+    model = make_model("asleep", low=0)
+    asked = pool.submit(play.refused, model="asleep")
+    _wait_for_waiters(model)
+    change_model(model)
+    refusal = asked.result(5)
+    assert (refusal.status, refusal.body["code"]) == (status, code)
+
+
+def test_a_client_that_stops_waiting_is_counted_off(play: Play) -> None:
+    model = make_model("asleep", low=0)
+    client = play.web.client(play.key).with_options(timeout=1)
+    with client, pytest.raises(Exception, match="timed out"):
+        client.chat.completions.create(model="asleep", messages=MESSAGES)
+    wait_until(lambda: _demand(model) == (0, 0), "the waiter to be counted off")
+
+
+def test_the_line_is_bounded(play: Play) -> None:
+    model = make_model("asleep", low=0)
+    body = json.dumps({"model": "asleep", "messages": MESSAGES}).encode()
+    with contextlib.ExitStack() as stack:
+        line = [stack.enter_context(play.web.connection()) for _ in range(WAITING_LIMIT)]
+        for each in line:
+            each.sendall(play.request(body))
+        _wait_for_waiters(model, WAITING_LIMIT)
+        refusal = play.refused(model="asleep")
+        assert (refusal.status, refusal.body["code"]) == (503, "too_many_waiting")
+        make_replica(model, play.engine)
+        assert all(each.recv(1000).startswith(b"HTTP/1.1 200") for each in line)
+
+
+# --- what the reconciler reads ------------------------------------------------------------
+
+
+def test_a_gateway_writes_its_heartbeat_and_what_it_has_seen(play: Play) -> None:
+    gateway = wait_until(Gateway.objects.first, "the gateway to write its row")
+    first = gateway.heartbeat_at
+    wait_until(lambda: Gateway.objects.get().heartbeat_at > first, "the next heartbeat")
+    change(play.model, description="edited")
+    revision = Model.objects.get().revision
+    wait_until(lambda: Gateway.objects.get().seen_revision >= revision, "the edit to be seen", timeout_s=2)
+    assert play.shown("tiny")["description"] == "edited"
+
+
+def test_asking_is_recorded_by_the_databases_clock(play: Play) -> None:
+    before = database_now()
+    play.chat()
+    wait_until(lambda: _demand(play.model) == (0, 0), "the demand to be written")
+    asked_at = Demand.objects.get().asked_at
+    assert asked_at is not None
+    assert before <= asked_at <= database_now()
+
+
+def test_a_gateway_whose_row_was_removed_writes_everything_again(play: Play) -> None:
+    play.chat()
+    wait_until(lambda: _demand(play.model) == (0, 0), "the demand to be written")
+    Gateway.objects.all().delete()
+    wait_until(lambda: _demand(play.model) == (0, 0), "the demand to be written again")
+
+
+def test_a_gateway_that_stops_leaves_no_waiters_and_its_memory() -> None:
+    with playing() as play:
+        play.chat()
+    assert [(row.waiting, row.in_flight) for row in Demand.objects.all()] == [(0, 0)]
+    assert Gateway.objects.count() == 1
