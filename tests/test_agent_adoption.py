@@ -1,0 +1,200 @@
+"""An agent dies and another takes its place: engines go on, and nothing is told that is not so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent_process import ROOT, AgentProcess, Stream, assignment
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    with AgentProcess(tmp_path) as agent:
+        yield agent
+
+
+def record_of(agent: AgentProcess, replica: str) -> Path:
+    return agent.state_folder / "replicas" / f"{replica}.json"
+
+
+def edit_record(agent: AgentProcess, replica: str, **changes: Any) -> None:
+    path = record_of(agent, replica)
+    record = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
+
+
+def test_a_killed_agent_is_replaced_in_the_midst_of_a_stream(agent: AgentProcess) -> None:
+    rank = agent.run("--tpot", "20ms")
+    stream = Stream(rank["port"], max_tokens=150)
+    agent.kill()
+    told = time.monotonic()
+    agent.start()
+    adopted = agent.rank(rank["replica"])
+    assert (adopted["state"], adopted["pid"], adopted["port"]) == ("ready", rank["pid"], rank["port"])
+    assert adopted["age_s"] > time.monotonic() - told
+    wait_until(lambda: agent.rank(rank["replica"]).get("running") == 1, "the running request to be counted")
+    assert stream.finish(), stream.error
+    assert len(stream.lines) == 150 + 3
+
+
+def test_an_agent_that_is_stopped_leaves_its_engines_running(agent: AgentProcess) -> None:
+    rank = agent.run()
+    assert agent.stop() == 0
+    assert agent.engines() == [rank["pid"]]
+    agent.start()
+    assert agent.rank(rank["replica"])["state"] == "ready"
+    agent.delete(rank["replica"])
+    agent.wait_for(rank["replica"], "stopped")
+    assert agent.engines() == []
+
+
+def test_a_drain_goes_on_after_a_restart(agent: AgentProcess) -> None:
+    rank = agent.run("--tpot", "20ms")
+    stream = Stream(rank["port"], max_tokens=150)
+    agent.delete(rank["replica"], drain="1m")
+    agent.restart()
+    assert agent.rank(rank["replica"])["state"] == "draining"
+    assert stream.finish(), stream.error
+    agent.wait_for(rank["replica"], "stopped")
+    assert agent.engines() == []
+
+
+def test_a_start_that_was_watched_goes_on_after_a_restart(agent: AgentProcess) -> None:
+    wanted = assignment("--load-time", "2s")
+    agent.put(wanted)
+    pid = agent.wait_for(wanted["replica"], "starting")["pid"]
+    agent.restart()
+    assert agent.rank(wanted["replica"])["state"] == "starting", "not ready without a probe"
+    assert agent.wait_for(wanted["replica"], "ready")["pid"] == pid
+
+
+def test_an_engine_that_died_meanwhile_has_failed(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.kill()
+    os.kill(rank["pid"], signal.SIGKILL)
+    agent.start()
+    failed = agent.rank(rank["replica"])
+    assert failed["state"] == "failed"
+    assert failed["reason"].startswith("The engine exited with a code that nobody saw")
+
+
+def test_an_adopted_engine_is_watched(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.restart()
+    os.kill(rank["pid"], signal.SIGKILL)
+    assert agent.wait_for(rank["replica"], "failed")["cause"] == "unknown"
+
+
+def test_a_start_cut_in_half_is_found_by_its_mark(agent: AgentProcess) -> None:
+    """The agent died between starting the process and writing its pid down."""
+    rank = agent.run()
+    agent.kill()
+    edit_record(agent, rank["replica"], state="starting", pid=None, started=None)
+    agent.start()
+    assert agent.wait_for(rank["replica"], "ready")["pid"] == rank["pid"]
+    assert agent.engines() == [rank["pid"]]
+
+
+def test_a_start_cut_before_its_process_is_made_again(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.kill()
+    os.kill(rank["pid"], signal.SIGKILL)
+    wait_until(lambda: not agent.engines(), "the engine to be gone")
+    edit_record(agent, rank["replica"], state="starting", pid=None, started=None)
+    agent.start()
+    again = agent.wait_for(rank["replica"], "ready")
+    assert again["pid"] != rank["pid"]
+    assert agent.engines() == [again["pid"]]
+
+
+def test_after_a_reboot_a_recycled_pid_is_nobodys_engine(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.kill()
+    os.kill(rank["pid"], signal.SIGKILL)
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as stranger:
+        edit_record(agent, rank["replica"], boot="another-boot", pid=stranger.pid)
+        agent.start()
+        failed = agent.rank(rank["replica"])
+        assert (failed["state"], failed["cause"]) == ("failed", "rebooted")
+        agent.delete(rank["replica"])
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_strangers_process_under_a_recorded_pid_is_never_signalled(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.kill()
+    os.kill(rank["pid"], signal.SIGKILL)
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as stranger:
+        edit_record(agent, rank["replica"], pid=stranger.pid)
+        agent.start()
+        assert agent.rank(rank["replica"])["state"] == "failed"
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"assignment": 7}', "\udcff"], ids=repr)
+def test_a_record_that_cannot_be_read_is_set_aside_and_its_engine_left_alone(
+    agent: AgentProcess, content: str
+) -> None:
+    rank = agent.run()
+    agent.kill()
+    record_of(agent, rank["replica"]).write_text(content, errors="surrogateescape")
+    agent.start()
+    assert record_of(agent, rank["replica"]).with_suffix(".unreadable").exists()
+    stray = agent.rank(rank["replica"])
+    assert (stray["state"], stray["pid"], stray["gpus"]) == ("starting", rank["pid"], ["sim-0"])
+    assert "launch" not in stray
+    assert "record is lost" in stray["reason"]
+    assert agent.put(assignment()).refusal[:2] == (409, "gpu_taken")
+    assert agent.engines() == [rank["pid"]]
+
+
+def test_an_engine_without_a_record_is_taken_up_when_the_control_plane_names_it(agent: AgentProcess) -> None:
+    wanted = assignment("--tpot", "20ms")
+    agent.put(wanted)
+    rank = agent.wait_for(wanted["replica"], "ready")
+    stream = Stream(rank["port"], max_tokens=150)
+    agent.kill()
+    record_of(agent, rank["replica"]).unlink()
+    agent.start()
+    assert agent.put(wanted).status == 200
+    again = agent.wait_for(wanted["replica"], "ready")
+    assert (again["pid"], again["port"]) == (rank["pid"], rank["port"])
+    assert stream.finish(), stream.error
+
+
+def test_an_engine_without_a_record_stops_when_it_is_told_to(agent: AgentProcess) -> None:
+    rank = agent.run()
+    agent.kill()
+    record_of(agent, rank["replica"]).unlink()
+    agent.start()
+    assert agent.delete(rank["replica"], drain="1m").status == 200
+    agent.wait_for(rank["replica"], "stopped")
+    assert agent.engines() == []
+
+
+def test_engines_of_another_node_on_this_machine_are_not_seen(agent: AgentProcess, tmp_path: Path) -> None:
+    rank = agent.run()
+    other = tmp_path / "other"
+    other.mkdir()
+    with AgentProcess(other) as neighbour:
+        assert "ranks" not in neighbour.state()
+    assert agent.engines() == [rank["pid"]]
+
+
+def test_a_second_agent_in_the_same_folder_says_so(agent: AgentProcess) -> None:
+    second = subprocess.run(agent.command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert second.returncode == 1
+    assert second.stderr.startswith("Another agent runs with the state folder")
+    assert second.stderr.count("\n") == 1
