@@ -13,7 +13,8 @@ from catalog.spec import ModelSpec
 HIDDEN = "(hidden)"
 
 _SECRET_NAME = re.compile(
-    r"(?i)(^|[^a-z])(api_?key|auth|credentials?|key|pass|passphrase|passwd|password|pwd|secret|token)($|[^a-z])"
+    r"(?i)(^|[^a-z])(api_?key|auth|credentials?|key|pass|passphrase|passwd|password|pwd|secret|token)"
+    r"($|[^a-z])"
 )
 _SECRET_VALUE = re.compile(r"(hf_|sk-|llmgw_)[0-9A-Za-z_-]{16}|://[^/@\s]*:[^/@\s]+@|-----BEGIN ")
 
@@ -26,29 +27,40 @@ def hide(env: Mapping[str, Any]) -> dict[str, Any]:
     return {name: HIDDEN if looks_secret(name, str(value)) else value for name, value in env.items()}
 
 
-def hide_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile's JSON form with its secrets hidden."""
-    env = profile.get("env")
-    return {**profile, "env": hide(env)} if isinstance(env, Mapping) else dict(profile)
-
-
 def hide_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's JSON form with its secrets hidden."""
-    return {**model, "profiles": [hide_profile(profile) for profile in model.get("profiles", ())]}
+    """The model's JSON form with its secrets hidden, fit to be sent back to `unhide_model`."""
+    profiles = [
+        {**profile, "env": hide(profile["env"])} if profile.get("env") else profile
+        for profile in model.get("profiles", ())
+    ]
+    return {**model, "profiles": profiles}
 
 
-def unhide_model(raw: Mapping[str, Any], stored: ModelSpec | None) -> dict[str, Any]:
+def hide_all(value: Any) -> Any:
+    """JSON that is only shown (a launch, an event's detail, differences), with what looks secret hidden."""
+    if isinstance(value, Mapping):
+        return {
+            name: HIDDEN if isinstance(inner, str) and looks_secret(str(name), inner) else hide_all(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [hide_all(inner) for inner in value]
+    return HIDDEN if isinstance(value, str) and looks_secret("", value) else value
+
+
+def unhide_model(raw: Any, stored: ModelSpec | None) -> Any:
     """What somebody sent, with hidden values replaced by what is stored under the same profile and name.
 
-    Raises CatalogError where nothing is stored that the hidden value could stand for.
+    What is no model at all stays as it is, for the law to refuse. Raises CatalogError where nothing is stored
+    that a hidden value could stand for.
     """
-    profiles = raw.get("profiles")
+    profiles = raw.get("profiles") if isinstance(raw, Mapping) else None
     if not isinstance(profiles, list):
-        return dict(raw)
+        return raw
     return {**raw, "profiles": [_unhide_profile(profile, raw, stored) for profile in profiles]}
 
 
-def _unhide_profile(profile: Any, raw: Mapping[str, Any], stored: ModelSpec | None) -> Any:
+def _unhide_profile(profile: Any, raw: Any, stored: ModelSpec | None) -> Any:
     env = profile.get("env") if isinstance(profile, Mapping) else None
     if not isinstance(env, Mapping) or HIDDEN not in env.values():
         return profile

@@ -105,7 +105,7 @@ def read_pairs(text: str) -> dict[str, str]:
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """A profile from `key=value` texts: `args` once an argument, `env.NAME=value`, `node_selector.NAME=value`.
+    """A profile from `key=value` texts: args once an argument, `env.NAME=value`, `node_selector.NAME=value`.
 
     Raises TypingError naming the setting. Keys and values are for the law to judge.
     """

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from catalog.hiding import HIDDEN, hide_model, looks_secret, unhide_model
+from catalog.hiding import HIDDEN, hide_all, hide_model, looks_secret, unhide_model
 from catalog.spec import CatalogError, ModelSpec
 
 MODEL: dict[str, Any] = {
@@ -48,11 +48,20 @@ def test_a_hidden_value_for_nothing_is_refused() -> None:
     shown["profiles"][0]["name"] = "other"
     with pytest.raises(CatalogError) as no:
         unhide_model(shown, ModelSpec.load(MODEL))
-    assert str(no.value) == (
-        'model "m" profile "other": env "HF_TOKEN" is (hidden), which stands for nothing stored; type its value'
-    )
+    says = 'env "HF_TOKEN" is (hidden), which stands for nothing stored; type its value'
+    assert str(no.value) == f'model "m" profile "other": {says}'
 
 
-@pytest.mark.parametrize("raw", [{}, {"profiles": 3}, {"profiles": [3, {"env": 4}, {"env": {"A": []}}]}])
-def test_what_is_no_profile_is_left_to_the_law(raw: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "raw", [[], 7, {}, {"profiles": 3}, {"profiles": [3, {"env": 4}, {"env": {"A": []}}]}]
+)
+def test_what_is_no_model_is_left_to_the_law(raw: Any) -> None:
     assert unhide_model(raw, None) == raw
+
+
+def test_what_is_only_shown_hides_secrets_at_any_depth() -> None:
+    launch = {"model": "m", "profile": MODEL["profiles"][0], "seen": ["http://me:mine@proxy", 3, None]}
+    shown = hide_all(launch)
+    assert shown["profile"]["env"] == {"HF_TOKEN": HIDDEN, "OMP_NUM_THREADS": "8"}
+    assert shown["seen"] == [HIDDEN, 3, None]
+    assert shown["model"] == "m"

@@ -1,0 +1,57 @@
+"""How replicas and nodes look on the admin's pages, the catalog's included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.utils.safestring import SafeString
+
+from catalog.pieces import badge, table
+from nodes.models import Node, Replica
+from nodes.placement import Freshness
+from nodes.showing import freshness_of, staleness_of
+
+_STATE_LOOKS = {
+    Replica.State.READY: "good",
+    Replica.State.FETCHING: "busy",
+    Replica.State.STARTING: "busy",
+    Replica.State.DRAINING: "busy",
+    Replica.State.FAILED: "bad",
+    Replica.State.LOST: "bad",
+}
+_FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
+
+
+def replica_badge(replica: Replica) -> SafeString:
+    return badge(replica.state, _STATE_LOOKS.get(Replica.State(replica.state), ""))
+
+
+def stale_badge(replica: Replica) -> SafeString | str:
+    """Amber where a restart would change what runs, grey where it would not, nothing without a difference."""
+    found = staleness_of(replica)
+    if not found.word:
+        return ""
+    return badge(found.word, "warn" if found.restart_needed else "")
+
+
+def freshness_badge(node: Node) -> SafeString:
+    found = freshness_of(node)
+    return badge(found, _FRESHNESS_LOOKS.get(found, ""))
+
+
+def difference_table(differences: Sequence[Mapping[str, Any]]) -> SafeString:
+    """Field by field: was, is now. Entries of one map, or of one list, stand below each other."""
+    rows = [(each["field"], _lines(each["was"]), _lines(each["now"])) for each in differences]
+    return table(("field", "was", "is now"), rows, looks=("", "was", "now"))
+
+
+def _lines(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return "not set"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}={inner}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return "\n".join(str(inner) for inner in value)
+    return value if isinstance(value, str) else json.dumps(value)

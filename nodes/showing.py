@@ -1,0 +1,261 @@
+"""What every door shows of replicas and nodes: state, age and staleness, read in a fixed number of queries.
+
+Reads and judges, and changes nothing. Ages are subtracted by the database, so that no other clock is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.db import models
+from django.db.models import DurationField, ExpressionWrapper, F, Prefetch, QuerySet
+from django.db.models.functions import Now
+
+from catalog.hiding import hide_all, hide_model
+from catalog.models import Model
+from catalog.spec import Difference, ModelSpec
+from catalog.typed import scaling_words
+from nodes.agents import last_report
+from nodes.models import Node, Replica
+from nodes.placement import FOREIGN_LIMIT_MIB, Freshness
+from nodes.protocol import GpuReport, to_json
+from nodes.stale import Staleness, judge, launch_from
+
+Row = TypeVar("Row", bound=models.Model)
+
+
+def with_age(rows: QuerySet[Row], since: str) -> QuerySet[Row]:
+    """Each row with `age`, a timedelta since the moment in that column; None where the column is empty."""
+    return rows.annotate(age=ExpressionWrapper(Now() - F(since), DurationField()))
+
+
+def seconds(age: timedelta | None) -> float | None:
+    return None if age is None else max(age.total_seconds(), 0.0)
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+def replicas() -> QuerySet[Replica]:
+    """All replicas, with whatever a door shows of them. Six queries, however many there are."""
+    return with_age(Replica.objects.all(), "state_since").prefetch_related(
+        "profile", "model__names", "model__profiles", "model__fallbacks", "ranks__node", "ranks__claims"
+    )
+
+
+def staleness_of(replica: Replica) -> Staleness:
+    model, profile = replica.model, replica.profile
+    spec = spec_of(model) if model else None
+    return judge(
+        replica.fingerprint,
+        launch_from(replica.launch),
+        spec.profile(profile.name) if spec and profile else None,
+        spec,
+        source_revision=model.source_revision if model else "",
+    )
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """The model's spec, loaded once for all replicas of one page that share the row."""
+    if "shown_spec" not in model.__dict__:
+        model.__dict__["shown_spec"] = model.spec
+    spec: ModelSpec = model.__dict__["shown_spec"]
+    return spec
+
+
+def differences_as_dicts(found: tuple[Difference, ...]) -> list[dict[str, Any]]:
+    return [hide_all(asdict(each)) for each in found]
+
+
+def replica_as_dict(replica: Replica) -> dict[str, Any]:
+    """A row of `replicas()` as REST and `--json` tell it. What looks secret in its launch is hidden."""
+    staleness = staleness_of(replica)
+    ranks = list(replica.ranks.all())
+    head = ranks[0] if ranks else None
+    return {
+        "id": str(replica.pk),
+        "model": replica.model_name,
+        "profile": replica.profile_name,
+        "state": replica.state,
+        "reason": replica.reason,
+        "since": replica.state_since.isoformat(),
+        "age_s": seconds(replica.age),  # type: ignore[attr-defined]  # annotated
+        "cause": replica.cause,
+        "failure_kind": replica.failure_kind,
+        "wanted": replica.wanted,
+        "wanted_why": replica.wanted_why,
+        "stale_profile": staleness.stale_profile,
+        "stale_fields": [each.field for each in staleness.stale_fields],
+        "restart_needed": staleness.restart_needed,
+        "differences": differences_as_dicts(staleness.stale_fields),
+        "stale_launch": staleness.stale_launch,
+        "launch_differences": differences_as_dicts(staleness.launch_fields),
+        "stale_why": staleness.sentence,
+        "fingerprint": replica.fingerprint,
+        "adopted": replica.is_adopted,
+        "generation": replica.generation,
+        "created_at": replica.created_at.isoformat(),
+        "node": head.node.name if head else None,
+        "port": head.port if head else None,
+        "pid": head.pid if head else None,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.node.name,
+                "state": rank.state,
+                "reason": rank.reason,
+                "port": rank.port,
+                "pid": rank.pid,
+                "gpus": [claim.gpu for claim in rank.claims.all()],
+                "exit_code": rank.exit_code,
+                "running": rank.running,
+                "waiting": rank.waiting,
+                "done_bytes": rank.done_bytes,
+                "total_bytes": rank.total_bytes,
+            }
+            for rank in ranks
+        ],
+        "launch": hide_all(replica.launch),
+    }
+
+
+# --- models and their replicas --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A model's replicas, counted. `stale`: a restart would change what runs; `mild`: it would not."""
+
+    ready: int = 0
+    wanted: int = 0
+    stale: int = 0
+    mild: int = 0
+
+
+def models_with_replicas() -> QuerySet[Model]:
+    """All models, with their replicas that are not over, and what could not be placed. Six queries."""
+    alive = with_age(Replica.objects.exclude(state__in=Replica.OVER), "state_since")
+    return Model.objects.select_related("unplaced").prefetch_related(
+        "names", "profiles", "fallbacks", Prefetch("replicas", alive.prefetch_related("profile"), "alive")
+    )
+
+
+def tally(model: Model) -> Tally:
+    """Of a row of `models_with_replicas()`."""
+    alive: list[Replica] = model.alive  # type: ignore[attr-defined]  # prefetched
+    running = [replica for replica in alive if replica.wanted == Replica.Wanted.RUN]
+    found = [staleness_of(replica) for replica in alive]
+    missing = model.unplaced.missing if hasattr(model, "unplaced") else 0
+    return Tally(
+        ready=sum(replica.state == Replica.State.READY for replica in running),
+        wanted=max(model.scaling_min, len(running) + missing),
+        stale=sum(each.restart_needed for each in found),
+        mild=sum(each.stale_profile is True and not each.restart_needed for each in found),
+    )
+
+
+def model_as_dict(model: Model, *, hides_secrets: bool) -> dict[str, Any]:
+    """A row of `models_with_replicas()` as REST and `--json` tell it: the catalog's form, and its status."""
+    spec = spec_of(model)
+    form = spec.as_text_dict()
+    counted = tally(model)
+    return (hide_model(form) if hides_secrets else form) | {
+        "status": {
+            "scaling": scaling_words(spec.scaling, settings.LLMGW_IDLE_TIMEOUT),
+            "simulated": spec.simulated,
+            "ready": counted.ready,
+            "wanted": counted.wanted,
+            "stale": counted.stale,
+            "unplaced": _unplaced(model),
+            "source": {
+                "state": model.source_state or "unchecked",
+                "sentence": model.source_sentence,
+                "revision": model.source_revision,
+                "checked_at": model.source_checked_at and model.source_checked_at.isoformat(),
+                "skipped_by": model.source_skipped_by,
+            },
+        }
+    }
+
+
+def _unplaced(model: Model) -> dict[str, Any] | None:
+    if not hasattr(model, "unplaced"):
+        return None
+    return {"missing": model.unplaced.missing, "why": model.unplaced.why}
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGpu:
+    """A device as reported, and what it is taken by: a replica, an orphan, something else; empty: free."""
+
+    gpu: GpuReport
+    taken_by: str
+
+
+def nodes() -> QuerySet[Node]:
+    """All nodes, with what runs there and who holds their GPUs. Seven queries."""
+    return with_age(Node.objects.all(), "seen_at").prefetch_related(
+        "claims__rank__replica", "ranks__replica", "orphans"
+    )
+
+
+def freshness_of(node: Node) -> Freshness:
+    """Of a row of `nodes()`."""
+    age_s = seconds(node.age)  # type: ignore[attr-defined]  # annotated
+    if age_s is None:
+        return Freshness.NEVER
+    if age_s > settings.LLMGW_LOST_AFTER_S:
+        return Freshness.LOST
+    return Freshness.SUSPECT if age_s > settings.LLMGW_SUSPECT_AFTER_S else Freshness.FRESH
+
+
+def gpus_of(node: Node) -> list[ShownGpu]:
+    """Of a row of `nodes()`, as its agent last reported them."""
+    report = last_report(node)
+    holders = {
+        gpu: f"orphan {str(orphan.replica)[:8]}" for orphan in node.orphans.all() for gpu in orphan.gpus
+    }
+    holders |= {claim.gpu: str(claim.rank.replica) for claim in node.claims.all()}
+    return [ShownGpu(gpu, holders.get(gpu.id) or _other_use(gpu)) for gpu in (report.gpus if report else ())]
+
+
+def _other_use(gpu: GpuReport) -> str:
+    if not gpu.is_healthy:
+        return "nothing: it is not healthy"
+    if (gpu.foreign_mib or 0) > FOREIGN_LIMIT_MIB:
+        return f"something else on the node ({gpu.foreign_mib} MiB)"
+    return ""
+
+
+def node_as_dict(node: Node) -> dict[str, Any]:
+    """A row of `nodes()` as REST and `--json` tell it."""
+    report = last_report(node)
+    gpus = gpus_of(node)
+    return {
+        "name": node.name,
+        "uuid": str(node.uuid),
+        "address": node.address,
+        "state": freshness_of(node),
+        "seen_at": node.seen_at and node.seen_at.isoformat(),
+        "age_s": seconds(node.age),  # type: ignore[attr-defined]  # annotated
+        "problem": node.problem,
+        "cordoned": node.is_cordoned,
+        "cordoned_by": node.cordoned_by,
+        "cordoned_why": node.cordoned_why,
+        "gpus_total": len(gpus),
+        "gpus_free": sum(not each.taken_by for each in gpus),
+        "gpus": [{**to_json(each.gpu), "taken_by": each.taken_by} for each in gpus],
+        "engines": [to_json(engine) for engine in report.engines] if report else [],
+        "labels": dict(report.labels) if report else {},
+        "fabric": report.fabric if report else "",
+        "memory_total_mib": report.memory_total_mib if report else None,
+        "memory_free_mib": report.memory_free_mib if report else None,
+        "disk_free_bytes": report.disk_free_bytes if report else None,
+        "agent_version": report.agent_version if report else "",
+    }
