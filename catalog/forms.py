@@ -1,0 +1,261 @@
+"""The admin's forms of the catalog: they take texts as typed and hand the law plain JSON.
+
+A form judges nothing but whether its lines can be read. What the law refuses comes back to it as `faults`,
+and is shown at the field it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
+from django.core.exceptions import ValidationError
+
+from catalog.hiding import hide
+from catalog.models import Key, Model, Profile
+from catalog.reading import Fault
+from catalog.spec import ENGINES, ROUTING_PROFILES, format_duration
+from catalog.typed import TypingError, read_list, read_pairs, typed_value, write_list, write_pairs
+
+
+class TypedField(forms.Field):
+    """A text exactly as it was typed, whatever it is: the law judges it."""
+
+    def __init__(self, label: str, help_text: str = "", widget: Any = None, **attrs: object) -> None:
+        widget = widget or AdminTextInputWidget(attrs=attrs)
+        super().__init__(label=label, help_text=help_text, widget=widget, required=False)
+
+    def to_python(self, value: Any) -> str:
+        return str(value or "").replace("\r\n", "\n")
+
+
+class LinesField(TypedField):
+    """One entry a line, read by `read`; a line that cannot be read is the field's error."""
+
+    def __init__(self, label: str, read: Callable[[str], Any], help_text: str, rows: int = 4) -> None:
+        widget = AdminTextareaWidget(
+            attrs={"rows": rows, "class": "vLargeTextField lines", "spellcheck": "false"}
+        )
+        super().__init__(label, help_text, widget)
+        self.read = read
+
+    def clean(self, value: Any) -> Any:
+        try:
+            return self.read(super().clean(value))
+        except TypingError as no:
+            raise ValidationError(str(no)) from None
+
+
+def _number(label: str, help_text: str = "") -> TypedField:
+    return TypedField(label, help_text, inputmode="decimal", size=8, **{"class": "number"})
+
+
+def _duration(label: str, help_text: str = "") -> TypedField:
+    return TypedField(label, help_text, size=8, placeholder="20m", **{"class": "number"})
+
+
+def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedField:
+    return TypedField(label, help_text, forms.Select(choices=[(choice, choice or "-") for choice in choices]))
+
+
+def _duration_text(nanoseconds: int) -> str:
+    return format_duration(nanoseconds) if nanoseconds else ""
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+# The form's field -> where its value goes in the model's JSON; also where a fault's sentence is shown.
+_PLACES = {
+    "name": "name",
+    "aliases": "aliases",
+    "description": "description",
+    "source": "source",
+    "scaling_min": "scaling.min",
+    "scaling_max": "scaling.max",
+    "idle_timeout": "scaling.idle_timeout",
+    "fallbacks": "fallbacks",
+    "routing_profile": "routing_profile",
+    "ttft_p99": "slo.TTFTp99",
+    "tpot_p99": "slo.TPOTp99",
+    "context_length": "context_length",
+    "max_output": "max_output",
+    "tools": "capabilities.tools",
+    "vision": "capabilities.vision",
+    "embeddings": "capabilities.embeddings",
+}
+_FIELD_OF = {place: field for field, place in _PLACES.items()}
+
+
+class ModelForm(forms.ModelForm):
+    """One model; its profiles are the formset beside it."""
+
+    faults: ClassVar[Sequence[Fault]] = ()
+
+    name = TypedField("name", "what a request asks for", **{"class": "vTextField"})
+    aliases = LinesField("aliases", read_list, "further names of this model, one a line", rows=2)
+    description = TypedField("description", "", AdminTextareaWidget(attrs={"rows": 2}))
+    source = TypedField(
+        "source",
+        "a Hugging Face id, org/name[@revision][:file-or-glob], or an absolute path on the nodes",
+        **{"class": "vTextField"},
+    )
+    skip_source_check = forms.BooleanField(
+        label="save even if the check refuses the source", required=False, help_text="say why below"
+    )
+    scaling_min = _number("min", "replicas kept running")
+    scaling_max = _number("max", "0 with min 0: off")
+    idle_timeout = _duration("idle timeout", "min 0: unloaded after this long without a request")
+    fallbacks = LinesField(
+        "fallbacks", read_list, "where requests go when this model cannot answer, in order", 2
+    )
+    routing_profile = _choice("routing profile", ROUTING_PROFILES)
+    context_length = _number("context length", "tokens; empty: the model's own")
+    max_output = _number("max output", "tokens; empty: no limit of its own")
+    ttft_p99 = _duration("TTFT p99", "promised time to the first token")
+    tpot_p99 = _duration("TPOT p99", "promised time per further token")
+    tools = forms.BooleanField(label="tools", required=False)
+    vision = forms.BooleanField(label="vision", required=False)
+    embeddings = forms.BooleanField(label="embeddings", required=False)
+    why = TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
+
+    class Meta:
+        model = Model
+        fields: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        model: Model = self.instance
+        if model.pk is None:
+            return
+        raw = model.as_dict()
+        self.initial |= {
+            **{field: raw[field] for field in ("name", "description", "source", "routing_profile")},
+            "aliases": write_list(raw["aliases"]),
+            "fallbacks": write_list(raw["fallbacks"]),
+            "scaling_min": model.scaling_min,
+            "scaling_max": model.scaling_max,
+            "idle_timeout": _duration_text(model.idle_timeout_ns),
+            "context_length": model.context_length or "",
+            "max_output": model.max_output or "",
+            "ttft_p99": _duration_text(model.ttft_p99_ns),
+            "tpot_p99": _duration_text(model.tpot_p99_ns),
+            **raw["capabilities"],
+        }
+
+    def _post_clean(self) -> None:
+        """The law judges, not the model's fields: every door is to say the same sentence."""
+
+    def clean(self) -> dict[str, Any]:
+        for fault in self.faults:
+            if not fault.profile:
+                self.add_error(_FIELD_OF.get(fault.field), fault.sentence)
+        return self.cleaned_data
+
+    def raw(self, profiles: list[dict[str, Any]]) -> dict[str, Any]:
+        """The model as the law reads it. What was left empty is left out."""
+        raw: dict[str, Any] = {"profiles": profiles}
+        for field, place in _PLACES.items():
+            value = self.cleaned_data[field]
+            if value in ("", [], False):
+                continue
+            *outer, key = place.split(".")
+            inside = raw.setdefault(outer[0], {}) if outer else raw
+            inside[key] = typed_value(key, value) if isinstance(value, str) else value
+        return raw
+
+
+# --- its profiles ---------------------------------------------------------------------------------
+
+
+class ProfileForm(forms.ModelForm):
+    """One profile. `hides_secrets`: whoever looks may not see them; what stays hidden stays what it was."""
+
+    name = TypedField("name", **{"class": "vTextField short"})
+    engine = _choice("engine", ENGINES)
+    gpu_class = TypedField("GPU class", "empty: without a card (llamacpp)", **{"class": "vTextField short"})
+    tp = _number("TP", "GPUs that share each layer")
+    pp = _number("PP", "groups of layers")
+    nodes = _number("nodes")
+    gpus_per_node = _number("GPUs per node", "empty: TP / nodes")
+    min_memory_gb = _number("host memory, GB")
+    min_disk_gb = _number("disk, GB")
+    weight = _number("weight", "share of requests")
+    priority = _number("priority", "highest that fits wins")
+    startup_timeout = _duration("startup timeout")
+    args = LinesField("args", read_list, "one argument a line")
+    env = LinesField("environment", read_pairs, "NAME=value a line")
+    node_selector = LinesField("node selector", read_pairs, "label=value a line; a node must have all")
+
+    class Meta:
+        model = Profile
+        fields: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, *args: Any, hides_secrets: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk is None:
+            self.initial |= {"engine": ENGINES[0]}
+            return
+        raw = self.instance.as_dict()
+        env = hide(raw["env"]) if hides_secrets else raw["env"]
+        is_usual = raw["gpus_per_node"] == max(raw["tp"] // raw["nodes"], 1)
+        self.initial |= {
+            **{field: raw[field] or "" for field in self.fields if field in raw},
+            "gpus_per_node": "" if is_usual else raw["gpus_per_node"] or "",
+            "weight": int(raw["weight"]) if raw["weight"] == int(raw["weight"]) else raw["weight"],
+            "startup_timeout": format_duration(raw["startup_timeout"]),
+            "args": write_list(raw["args"]),
+            "env": write_pairs(env),
+            "node_selector": write_pairs(raw["node_selector"]),
+        }
+
+    def _post_clean(self) -> None:
+        """As in ModelForm."""
+
+    def raw(self) -> dict[str, Any]:
+        values = {field: self.cleaned_data[field] for field in self.base_fields}
+        return {
+            key: typed_value(key, value) if isinstance(value, str) else value
+            for key, value in values.items()
+            if value not in ("", [], {})
+        }
+
+
+class ProfileFormSet(forms.BaseInlineFormSet):
+    """All profiles of a model, in the order of the page."""
+
+    def __init__(self, *args: Any, faults: Sequence[Fault] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.faults = faults
+
+    def clean(self) -> None:
+        """Puts each fault to the profile that it names. What Django would judge here, the law does."""
+        for fault in self.faults:
+            if fault.profile:
+                named = [form for form in self._kept() if form.cleaned_data.get("name") == fault.profile]
+                known = named and fault.field in named[-1].fields
+                if named:
+                    named[-1].add_error(fault.field if known else None, fault.sentence)
+                else:
+                    self._non_form_errors.append(fault.sentence)
+
+    def raws(self) -> list[dict[str, Any]]:
+        return [form.raw() for form in self._kept()]
+
+    def _kept(self) -> list[ProfileForm]:
+        """Those that are to be: neither marked for removal nor an empty form at the end."""
+        return [
+            form
+            for form in self.forms
+            if (form.instance.pk or form.has_changed()) and not self._should_delete_form(form)
+        ]
+
+
+# --- a key ----------------------------------------------------------------------------------------
+
+
+class KeyForm(forms.ModelForm):
+    class Meta:
+        model = Key
+        fields = ("name", "user", "scope")

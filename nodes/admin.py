@@ -1,0 +1,366 @@
+"""Replicas and nodes in the admin: what runs where, since when and why, and how it differs from the catalog.
+
+What is shown is what was observed; nothing here is edited. The few things an operator may do (stop a
+replica, cordon a node) go through the verbs, after a confirmation.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import F, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from catalog.hiding import hide_all
+from catalog.pieces import as_json, badge, confirm, preformatted, said, sentence, table
+from catalog.typed import span_words
+from nodes import actions
+from nodes.agents import AgentProblem, last_report, read_log
+from nodes.models import Node, Orphan, Replica
+from nodes.pieces import difference_table, freshness_badge, replica_badge, stale_badge
+from nodes.placement import GB
+from nodes.showing import differences_as_dicts, gpus_of, nodes, replicas, staleness_of, with_age
+from nodes.tasks import wake
+
+LOG_LINES = 40
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """Rows that observation writes: looked at, and acted on by the actions alone."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Of the list as a whole, so that actions show; of no row, so that pages are read-only."""
+        return obj is None and super().has_change_permission(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+def _since(age: timedelta | None) -> str:
+    return "never" if age is None else f"{span_words(age.total_seconds())} ago"
+
+
+class AliveFilter(admin.SimpleListFilter):
+    """Those that are over are asked for; the list is of what is, or is to be."""
+
+    title = "shown"
+    parameter_name = "shown"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("stale", "stale"), ("over", "over"), ("all", "all")]
+
+    def choices(self, changelist: Any) -> Any:
+        first, *others = super().choices(changelist)
+        return [{**first, "display": "not over"}, *others]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Replica]) -> QuerySet[Replica]:
+        alive = queryset.exclude(state__in=Replica.OVER)
+        if self.value() == "stale":
+            return alive.exclude(fingerprint="").exclude(fingerprint=F("profile__fingerprint"))
+        if self.value() == "over":
+            return queryset.filter(state__in=Replica.OVER)
+        return queryset if self.value() == "all" else alive
+
+
+@admin.register(Replica)
+class ReplicaAdmin(ReadOnlyAdmin):
+    list_display = (
+        "replica",
+        "state_shown",
+        "stale_shown",
+        "age_shown",
+        "reason_shown",
+        "where",
+        "engine_load",
+    )
+    list_filter = (AliveFilter, "state", "model", "ranks__node")
+    search_fields = ("id", "model__names__name", "reason")
+    actions: ClassVar[list[Any]] = ["stop"]
+    ordering = ("model__name", "created_at")
+    fieldsets = (
+        (
+            None,
+            {"fields": ("state_shown", "reason_shown", "age_shown", "wanted_shown", "where", "engine_load")},
+        ),
+        ("Differs from the catalog", {"fields": ("stale_shown", "stale_why", "profile_differences")}),
+        (
+            "Launch",
+            {"fields": ("launch_shown", "fingerprint", "command", "is_adopted", "generation", "created_at")},
+        ),
+        ("Log", {"fields": ("log",)}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Replica]:
+        return replicas()
+
+    @admin.display(description="replica", ordering="model__name")
+    def replica(self, replica: Replica) -> str:
+        return sentence(str(replica))
+
+    @admin.display(description="state", ordering="state")
+    def state_shown(self, replica: Replica) -> SafeString:
+        if replica.wanted == Replica.Wanted.RUN:
+            return replica_badge(replica)
+        return format_html("{} {}", replica_badge(replica), badge(f"to {replica.wanted}"))
+
+    @admin.display(description="stale")
+    def stale_shown(self, replica: Replica) -> SafeString | str:
+        return stale_badge(replica) or "-"
+
+    @admin.display(description="for", ordering="-state_since")
+    def age_shown(self, replica: Replica) -> str:
+        return span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+
+    @admin.display(description="reason")
+    def reason_shown(self, replica: Replica) -> SafeString:
+        return said(replica.reason, "problem" if replica.state == Replica.State.FAILED else "")
+
+    @admin.display(description="wanted")
+    def wanted_shown(self, replica: Replica) -> str:
+        why = f": {replica.wanted_why}" if replica.wanted_why else ""
+        return sentence(f"{replica.wanted}{why}")
+
+    @admin.display(description="where")
+    def where(self, replica: Replica) -> SafeString | str:
+        lines = []
+        for rank in replica.ranks.all():
+            gpus = ", ".join(claim.gpu for claim in rank.claims.all()) or "no GPU"
+            port = f":{rank.port}" if rank.port else ""
+            pid = f", pid {rank.pid}" if rank.pid else ""
+            lines.append(format_html("{}{}", sentence(rank.node.name + port), said(gpus + pid)))
+        return format_html("{}" * len(lines), *lines) if lines else "-"
+
+    @admin.display(description="running, waiting")
+    def engine_load(self, replica: Replica) -> str:
+        rank = next(iter(replica.ranks.all()), None)
+        if rank is None or rank.running is None:
+            return "-"
+        return f"{rank.running}, {rank.waiting or 0}"
+
+    @admin.display(description="why")
+    def stale_why(self, replica: Replica) -> str:
+        return sentence(staleness_of(replica).sentence) or "It runs what the catalog says."
+
+    @admin.display(description="field by field")
+    def profile_differences(self, replica: Replica) -> SafeString | str:
+        found = staleness_of(replica)
+        differences = found.stale_fields + found.launch_fields
+        return difference_table(differences_as_dicts(differences)) if differences else "-"
+
+    @admin.display(description="started from")
+    def launch_shown(self, replica: Replica) -> SafeString:
+        return as_json(hide_all(replica.launch))
+
+    @admin.display(description="command")
+    def command(self, replica: Replica) -> SafeString | str:
+        lines = [
+            shlex.join(str(word) for word in rank.command) for rank in replica.ranks.all() if rank.command
+        ]
+        return preformatted("\n".join(lines), "command") if lines else "not told yet"
+
+    @admin.display(description="last lines")
+    def log(self, replica: Replica) -> SafeString | str:
+        """Asked of the agent while the page loads, for as long as an agent may take to answer."""
+        rank = next(iter(replica.ranks.all()), None)
+        if rank is None:
+            return "-"
+        try:
+            return preformatted(read_log(rank.node, str(replica.pk), tail=LOG_LINES) or "nothing yet", "log")
+        except AgentProblem as problem:
+            return said(str(problem))
+
+    @admin.action(description="Stop the selected replicas", permissions=["change"])
+    def stop(self, request: HttpRequest, queryset: QuerySet[Replica]) -> HttpResponse:
+        who = request.user.get_username()
+
+        def stop(replica: Replica, why: str) -> bool:
+            return actions.stop_replica(replica, by=who, why=why, door="admin")
+
+        return confirm(
+            self,
+            request,
+            queryset,
+            action="stop",
+            title="Stop replicas",
+            question="Stop these? Requests they are answering are cut; where a replica is still wanted, "
+            "another is started from the catalog as it is now.",
+            button="Yes, stop",
+            done="told to stop",
+            act=stop,
+            after=wake,
+        )
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnlyAdmin):
+    list_display = ("name", "freshness", "seen", "gpus", "engines", "runs", "address", "note")
+    search_fields = ("name", "address")
+    actions: ClassVar[list[Any]] = ["cordon", "uncordon"]
+    fieldsets = (
+        (None, {"fields": ("name", "address", "freshness", "seen", "note", "uuid", "agent_version")}),
+        ("Has", {"fields": ("gpu_table", "engines", "labels", "memory", "disk")}),
+        ("Runs", {"fields": ("runs",)}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
+        return nodes()
+
+    @admin.display(description="state")
+    def freshness(self, node: Node) -> SafeString:
+        if node.is_cordoned:
+            return format_html("{} {}", freshness_badge(node), badge("cordoned", "warn"))
+        return freshness_badge(node)
+
+    @admin.display(description="seen", ordering="seen_at")
+    def seen(self, node: Node) -> str:
+        return _since(node.age)  # type: ignore[attr-defined]  # annotated
+
+    @admin.display(description="GPUs free")
+    def gpus(self, node: Node) -> str:
+        total: Counter[str] = Counter()
+        free: Counter[str] = Counter()
+        for each in gpus_of(node):
+            total[each.gpu.gpu_class] += 1
+            free[each.gpu.gpu_class] += not each.taken_by
+        return ", ".join(f"{free[name]} of {count} {sentence(name)}" for name, count in total.items()) or "-"
+
+    @admin.display(description="engines")
+    def engines(self, node: Node) -> str:
+        report = last_report(node)
+        told = (f"{each.name} {each.version}".strip() for each in (report.engines if report else ()))
+        return sentence(", ".join(told)) or "-"
+
+    @admin.display(description="runs")
+    def runs(self, node: Node) -> SafeString | str:
+        links = []
+        for rank in node.ranks.all():
+            if rank.replica.state not in Replica.OVER:
+                url = reverse("admin:nodes_replica_change", args=[rank.replica_id])
+                links.append(format_html('<a href="{}">{}</a>', url, sentence(str(rank.replica))))
+        links += [badge(f"orphan {str(orphan.replica)[:8]}", "warn") for orphan in node.orphans.all()]
+        return format_html_join(", ", "{}", ((link,) for link in links)) or "-"
+
+    @admin.display(description="note")
+    def note(self, node: Node) -> SafeString | str:
+        if node.problem:
+            return said(node.problem, "problem")
+        if node.is_cordoned:
+            why = f": {node.cordoned_why}" if node.cordoned_why else ""
+            return said(f"cordoned by {node.cordoned_by}{why}")
+        return "-"
+
+    @admin.display(description="GPUs")
+    def gpu_table(self, node: Node) -> SafeString | str:
+        rows = [
+            (
+                each.gpu.index,
+                each.gpu.gpu_class,
+                each.gpu.name,
+                _mib(each.gpu.memory_mib),
+                each.gpu.id,
+                each.taken_by,
+            )
+            for each in gpus_of(node)
+        ]
+        return table(("", "class", "device", "memory", "id", "taken by"), rows) if rows else "none"
+
+    @admin.display(description="labels")
+    def labels(self, node: Node) -> str:
+        report = last_report(node)
+        return (
+            sentence(", ".join(f"{key}={value}" for key, value in (report.labels if report else {}).items()))
+            or "-"
+        )
+
+    @admin.display(description="host memory")
+    def memory(self, node: Node) -> str:
+        report = last_report(node)
+        if report is None or report.memory_total_mib is None:
+            return "not told"
+        return f"{_mib(report.memory_free_mib)} free of {_mib(report.memory_total_mib)}"
+
+    @admin.display(description="disk for weights")
+    def disk(self, node: Node) -> str:
+        report = last_report(node)
+        if report is None or report.disk_free_bytes is None:
+            return "not told"
+        return f"{report.disk_free_bytes / GB:.0f} GB free"
+
+    @admin.display(description="agent")
+    def agent_version(self, node: Node) -> str:
+        report = last_report(node)
+        return sentence(report.agent_version) if report and report.agent_version else "not told"
+
+    @admin.action(description="Cordon the selected nodes", permissions=["change"])
+    def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
+        who = request.user.get_username()
+        return confirm(
+            self,
+            request,
+            queryset,
+            action="cordon",
+            title="Cordon nodes",
+            question="Place nothing new on these? What runs there stays.",
+            button="Yes, cordon",
+            done="cordoned",
+            act=lambda node, why: actions.cordon(node, by=who, why=why, door="admin"),
+            after=wake,
+        )
+
+    @admin.action(description="Uncordon the selected nodes", permissions=["change"])
+    def uncordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
+        who = request.user.get_username()
+        return confirm(
+            self,
+            request,
+            queryset,
+            action="uncordon",
+            title="Uncordon nodes",
+            question="Let replicas be placed on these again?",
+            button="Yes, uncordon",
+            done="uncordoned",
+            act=lambda node, why: actions.uncordon(node, by=who, why=why, door="admin"),
+            after=wake,
+        )
+
+
+def _mib(memory_mib: int | None) -> str:
+    return "not told" if memory_mib is None else f"{memory_mib / 1024:.1f} GiB"
+
+
+@admin.register(Orphan)
+class OrphanAdmin(ReadOnlyAdmin):
+    """Engines that run and belong to nothing in the database. They are left running."""
+
+    list_display = ("short", "node", "age_shown", "why_shown")
+    list_select_related = ("node",)
+    fields = ("replica", "node", "rank", "since", "why_shown", "gpus", "launch_shown")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Orphan]:
+        return with_age(super().get_queryset(request), "since")
+
+    @admin.display(description="replica")
+    def short(self, orphan: Orphan) -> str:
+        return str(orphan.replica)
+
+    @admin.display(description="for", ordering="-since")
+    def age_shown(self, orphan: Orphan) -> str:
+        return span_words(orphan.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+
+    @admin.display(description="why")
+    def why_shown(self, orphan: Orphan) -> SafeString:
+        return said(orphan.why)
+
+    @admin.display(description="started from")
+    def launch_shown(self, orphan: Orphan) -> SafeString:
+        return as_json(hide_all(orphan.launch))

@@ -1,0 +1,234 @@
+"""Replicas and nodes in the admin: what the pages show of what runs, and what may be done to it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.db.models.functions import Now
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from catalog.hiding import HIDDEN
+from catalog.models import Event
+from nodes.models import Node, Orphan, Replica
+from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, viola
+
+pytestmark = pytest.mark.django_db
+
+REPLICAS, NODES = "/admin/nodes/replica/", "/admin/nodes/node/"
+
+
+@pytest.fixture
+def admin(client: Client) -> Client:
+    client.force_login(alice())
+    return client
+
+
+def page(client: Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer
+    return answer.content.decode()
+
+
+def said(client: Client, path: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(client, path)))
+
+
+def of(replica: Replica) -> str:
+    return f"{REPLICAS}{replica.pk}/change/"
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+def test_the_list_says_state_reason_age_and_place(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node(), "starting", reason="loading weights: 40 %")
+    html = page(admin, REPLICAS)
+    assert '<span class="badge busy">starting</span>' in html
+    for words in ("loading weights: 40 %", "5 min", "gpu-01:18001", "gpu-01-gpu-0, pid 4242", str(replica)):
+        assert words in html
+
+
+def test_an_edit_of_a_profile_shows_a_badge_and_the_fields(admin: Client) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    assert "stale profile" not in said(admin, REPLICAS)
+    edited(model, args=["--max-num-seqs", "8"], tp=2)
+    assert '<span class="badge warn">stale profile</span>' in page(admin, REPLICAS)
+    table = page(admin, of(replica))
+    assert re.search(r'<td class="">tp</td><td class="was">1</td><td class="now">2</td>', table)
+    assert re.search(r'<td class="was">not set</td><td class="now">--max-num-seqs\n8</td>', table)
+
+
+def test_a_difference_that_needs_no_restart_has_a_grey_badge(admin: Client) -> None:
+    model = a_model()
+    a_replica(model, a_node())
+    edited(model, priority=5)
+    assert '<span class="badge ">stale profile, no restart needed</span>' in page(admin, REPLICAS)
+
+
+def test_an_adopted_replica_without_a_fingerprint_is_unknown_not_stale(admin: Client) -> None:
+    model = a_model()
+    a_replica(model, a_node(), fingerprint="", is_adopted=True)
+    edited(model, tp=2)
+    text = said(admin, REPLICAS)
+    assert "unknown profile" in text
+    assert "stale profile" not in text
+    assert "0 replicas" in said(admin, f"{REPLICAS}?shown=stale")
+
+
+def test_replicas_that_are_over_are_shown_when_asked_for(admin: Client) -> None:
+    model, node = a_model(), a_node()
+    a_replica(model, node, "failed", gpu=None, reason="CUDA out of memory")
+    assert "CUDA out of memory" not in said(admin, REPLICAS)
+    assert "CUDA out of memory" in said(admin, f"{REPLICAS}?shown=over")
+    assert "CUDA out of memory" in said(admin, f"{REPLICAS}?shown=all")
+
+
+def test_the_lists_take_the_same_number_of_queries_however_long_they_are(admin: Client) -> None:
+    def queries() -> list[int]:
+        counts = []
+        for path in (REPLICAS, NODES):
+            with CaptureQueriesContext(connection) as seen:
+                page(admin, path)
+            counts.append(len(seen))
+        return counts
+
+    a_replica(a_model("first"), a_node("gpu-00"))
+    page(admin, REPLICAS)
+    few = queries()
+    for number in range(1, 9):
+        model, node = a_model(f"model-{number}"), a_node(f"gpu-0{number}")
+        a_replica(model, node, gpu=0)
+        a_replica(model, node, gpu=1)
+        edited(model, tp=2)
+    assert queries() == few
+
+
+def test_the_page_of_a_replica_shows_its_launch_and_hides_secrets(admin: Client) -> None:
+    model = a_model(profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra"}}])
+    replica = a_replica(model, a_node())
+    edited(model, env={"HF_TOKEN": "simsalabim", "A": "1"})
+    html = page(admin, of(replica))
+    assert "sim --port 18001" in html
+    assert HIDDEN in html
+    assert "abracadabra" not in html
+    assert "simsalabim" not in html
+
+
+def test_a_log_that_cannot_be_read_is_said_and_the_page_shows(admin: Client) -> None:
+    """Nothing listens at the node's address."""
+    node = a_node(address="http://127.0.0.1:9")
+    assert "127.0.0.1:9" in said(admin, of(a_replica(a_model(), node)))
+
+
+def test_what_engines_and_agents_write_is_shown_as_text(admin: Client) -> None:
+    node = a_node(problem="<b>no</b>\x1b[31mred")
+    replica = a_replica(a_model(), node, "failed", gpu=None, reason="<script>x</script>\x07")
+    for path in (f"{REPLICAS}?shown=all", of(replica), NODES):
+        html = page(admin, path)
+        assert "<script>x" not in html
+        assert "<b>no</b>" not in html
+        assert "\x07" not in html
+        assert "\x1b" not in html
+    assert "\\x1b[31mred" in page(admin, NODES)
+
+
+def test_a_replica_is_stopped_after_asking_with_the_reason_kept(admin: Client) -> None:
+    replica, other = (a_replica(a_model(name), a_node(name)) for name in ("one", "two"))
+    chosen = {"action": "stop", "_selected_action": [str(replica.pk)]}
+    assert "Stop these?" in admin.post(REPLICAS, chosen).content.decode()
+    replica.refresh_from_db()
+    assert replica.wanted == "run"
+    answer = admin.post(REPLICAS, chosen | {"confirmed": "yes", "why": "it babbles"}, follow=True)
+    assert "1 of 1 replica told to stop." in answer.content.decode()
+    replica.refresh_from_db()
+    other.refresh_from_db()
+    assert (replica.wanted, replica.wanted_why, other.wanted) == ("stop", "it babbles", "run")
+    event = Event.objects.get(kind="replica")
+    assert (event.by, event.door, event.verb, event.why) == ("alice", "admin", "stop", "it babbles")
+
+
+def test_what_is_stopped_already_is_not_counted(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node(), wanted="stop")
+    chosen = {"action": "stop", "_selected_action": [str(replica.pk)], "confirmed": "yes"}
+    assert "0 of 1 replica told to stop." in admin.post(REPLICAS, chosen, follow=True).content.decode()
+
+
+def test_who_may_only_look_cannot_stop_or_cordon(client: Client) -> None:
+    replica, looker = a_replica(a_model(), a_node()), viola()
+    client.force_login(looker)
+    assert "Stop the selected" not in page(client, REPLICAS)
+    client.post(REPLICAS, {"action": "stop", "_selected_action": [str(replica.pk)], "confirmed": "yes"})
+    client.post(NODES, {"action": "cordon", "_selected_action": [Node.objects.get().pk], "confirmed": "yes"})
+    replica.refresh_from_db()
+    assert (replica.wanted, Node.objects.get().is_cordoned) == ("run", False)
+    looker.user_permissions.add(Permission.objects.get(codename="change_replica"))
+    client.post(REPLICAS, {"action": "stop", "_selected_action": [str(replica.pk)], "confirmed": "yes"})
+    replica.refresh_from_db()
+    assert replica.wanted == "stop"
+
+
+def test_nothing_is_edited_here(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node())
+    assert admin.post(of(replica), {"state": "failed"}).status_code == 403
+    assert admin.get(f"{REPLICAS}add/").status_code == 403
+    assert admin.get(f"{REPLICAS}{replica.pk}/delete/").status_code == 403
+    assert admin.get(f"{NODES}add/").status_code == 403
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age_s", "badge"),
+    [
+        pytest.param(1, '<span class="badge good">fresh</span>', id="heard from a second ago"),
+        pytest.param(30, '<span class="badge warn">suspect</span>', id="silent for half a minute"),
+        pytest.param(600, '<span class="badge bad">lost</span>', id="silent for ten minutes"),
+        pytest.param(None, '<span class="badge ">never</span>', id="never heard from"),
+    ],
+)
+def test_a_nodes_state_follows_its_silence(admin: Client, age_s: int | None, badge: str) -> None:
+    node = a_node()
+    Node.objects.filter(pk=node.pk).update(
+        seen_at=None if age_s is None else Now() - timedelta(seconds=age_s)
+    )
+    assert badge in page(admin, NODES)
+
+
+def test_a_node_says_what_is_free_and_who_has_the_rest(admin: Client) -> None:
+    node = a_node(gpus=3)
+    replica = a_replica(a_model(), node, gpu=1)
+    Orphan.objects.create(
+        replica="12345678-0000-0000-0000-000000000000", node=node, why="?", gpus=["gpu-01-gpu-2"]
+    )
+    assert "1 of 3 sim" in said(admin, NODES)
+    text = said(admin, f"{NODES}{node.pk}/change/")
+    assert str(replica) in text
+    assert "orphan 12345678" in text
+    assert "zone=a" in text
+
+
+def test_a_node_is_cordoned_and_uncordoned_after_asking(admin: Client) -> None:
+    node = a_node()
+    chosen = {"_selected_action": [node.pk], "confirmed": "yes"}
+    answer = admin.post(NODES, chosen | {"action": "cordon", "why": "new fans"}, follow=True)
+    assert "1 of 1 node cordoned." in answer.content.decode()
+    assert "cordoned by alice: new fans" in said(admin, NODES)
+    assert (
+        "1 of 1 node uncordoned."
+        in admin.post(NODES, chosen | {"action": "uncordon"}, follow=True).content.decode()
+    )
+    assert [event.verb for event in Event.objects.filter(kind="node")] == ["uncordon", "cordon"]
+
+
+def test_orphans_are_listed_with_why(admin: Client) -> None:
+    Orphan.objects.create(
+        replica="12345678-0000-0000-0000-000000000000", node=a_node(), why="Its model is unknown here."
+    )
+    assert "Its model is unknown here." in said(admin, "/admin/nodes/orphan/")
