@@ -150,7 +150,7 @@ SECRET_KEY = _derived("django").hex()
 LLMGW_KEY_PEPPER = _derived("api keys")
 
 # Nodes' and replicas' tokens derive from these. The first one mints, all verify: so a key is rotated.
-LLMGW_CLUSTER_KEYS = _secret(
+LLMGW_CLUSTER_KEYS: tuple[ClusterKey, ...] = _secret(
     "LLMGW_CLUSTER_KEYS",
     (ClusterKey("k1", _derived("cluster")),),
     _parse_cluster_keys,
@@ -173,6 +173,7 @@ LLMGW_LEASE_S = _seconds("LLMGW_LEASE_S", 30)
 LLMGW_AGENT_TIMEOUT_S = _seconds("LLMGW_AGENT_TIMEOUT_S", 5)
 LLMGW_SUSPECT_AFTER_S = _seconds("LLMGW_SUSPECT_AFTER_S", 10)
 LLMGW_LOST_AFTER_S = _seconds("LLMGW_LOST_AFTER_S", 90)
+LLMGW_KEEP_REPLICAS_S = _seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown for so long after they ended
 
 # An on-demand model is unloaded after this long without a request, where its own idle_timeout is 0. In
 # nanoseconds, as the catalog has its durations.
@@ -242,7 +243,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 
 STATIC_URL = "/static/"
-STATIC_ROOT = LLMGW_VAR / "static"
+STATIC_ROOT = _folder("static")  # empty, but there: WhiteNoise warns of one that is not
 WHITENOISE_USE_FINDERS = True  # served from where they are: there is no collectstatic step to forget
 
 # Everything this program logs goes to stderr, for whoever started it to keep.
@@ -296,7 +297,7 @@ if REDIS_URL:
     }
 else:
     _broker = str(_folder("broker"))
-    CELERY_BROKER_URL = "filesystem://"
+    CELERY_BROKER_URL = "filesystem://localhost/"
     CELERY_BROKER_TRANSPORT = "llmgw.celery:WholeFileTransport"
     CELERY_BROKER_TRANSPORT_OPTIONS = {
         "data_folder_in": _broker,
@@ -343,7 +344,7 @@ AXES_VERBOSE = False
 REST_FRAMEWORK = {
     # The first one words the 401, so that a script without a key is told to bring one.
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "catalog.api.KeyAuthentication",
+        "catalog.rest.KeyAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": [
@@ -351,7 +352,8 @@ REST_FRAMEWORK = {
         "rest_framework.permissions.IsAdminUser",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["catalog.rest.BoundedJSONParser"],
+    "EXCEPTION_HANDLER": "catalog.rest.answer_error",
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "rest_framework.negotiation.DefaultContentNegotiation",
 }
 

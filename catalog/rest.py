@@ -1,0 +1,176 @@
+"""What every address under /api/ has in common: who comes in, what a request may be, and how a no looks.
+
+Errors are `{"errors": [{"field", "code", "sentence"}]}`, whatever went wrong. The settings name these classes
+as the defaults, so an address that says nothing of its own is closed, bounded and answers like the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.http import Http404
+from rest_framework import exceptions, status
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.pagination import CursorPagination
+from rest_framework.parsers import BaseParser
+from rest_framework.permissions import DjangoModelPermissions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from catalog.actions import SourceRefused
+from catalog.keys import KeyText
+from catalog.models import Key
+from catalog.reading import CatalogError, Fault
+
+# --- who comes in ---------------------------------------------------------------------------------
+
+
+class TwoCredentials(exceptions.APIException):
+    status_code = status.HTTP_400_BAD_REQUEST
+    default_detail = "The request brings an API key and a session: send one of the two."
+    default_code = "two_credentials"
+
+
+class KeyAuthentication(BaseAuthentication):
+    """`Authorization: Bearer llmgw_...`, a key whose scope is manage. It may do what its owner may.
+
+    Which keys there are is nobody's business: unknown, revoked and expired ones get the same answer.
+    """
+
+    def authenticate(self, request: Request) -> tuple[Any, Key] | None:
+        header = request.META.get("HTTP_AUTHORIZATION")
+        if header is None:
+            return None
+        if settings.SESSION_COOKIE_NAME in request.COOKIES:
+            raise TwoCredentials
+        scheme, _, text = header.partition(" ")
+        if scheme.lower() != "bearer":
+            raise exceptions.AuthenticationFailed("Send the API key as Authorization: Bearer llmgw_...")
+        key = self._key(text.strip())
+        if key is None:
+            raise exceptions.AuthenticationFailed(
+                "This API key is not valid: it is unknown, revoked or expired."
+            )
+        if key.scope != Key.Scope.MANAGE:
+            raise exceptions.PermissionDenied(
+                "This API key is for /v1/ alone: use one whose scope is manage, or make one."
+            )
+        return key.user, key
+
+    def authenticate_header(self, request: Request) -> str:
+        return 'Bearer realm="llmgw"'
+
+    def _key(self, text: str) -> Key | None:
+        typed = KeyText.parse(text)
+        if typed is None:
+            return None
+        alive = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now()))
+        row = Key.objects.filter(alive, pk=typed.id, user__is_active=True).select_related("user").first()
+        # A comparison in any case: time does not tell whether there is such an id.
+        fits = typed.matches(row.digest if row else "0" * 64, settings.LLMGW_KEY_PEPPER)
+        return row if row and fits else None
+
+
+class MayDo(DjangoModelPermissions):
+    """Staff, with the permission for what they do; looking wants one as well."""
+
+    perms_map = DjangoModelPermissions.perms_map | {
+        "GET": ["%(app_label)s.view_%(model_name)s"],
+        "HEAD": ["%(app_label)s.view_%(model_name)s"],
+    }
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return bool(request.user.is_staff and super().has_permission(request, view))
+
+
+# --- what a request may be ------------------------------------------------------------------------
+
+
+class TooLarge(exceptions.APIException):
+    status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
+    default_code = "too_large"
+
+
+class BoundedJSONParser(BaseParser):
+    """JSON of a bounded size, read strictly: no NaN, no key twice."""
+
+    media_type = "application/json"
+    limit_bytes = 1024 * 1024  # a catalog entry is a few KB
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        body = stream.read(self.limit_bytes + 1)
+        if len(body) > self.limit_bytes:
+            raise TooLarge(f"The body is larger than {self.limit_bytes} bytes: send less.")
+        try:
+            return json.loads(body.decode(), object_pairs_hook=_once, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise exceptions.ParseError("The body is nested too deeply to be read.") from None
+        except ValueError as problem:
+            raise exceptions.ParseError(f"The body is not JSON: {problem}.") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return read
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number in JSON")
+
+
+# --- how a no looks -------------------------------------------------------------------------------
+
+_CONFLICTS = frozenset({"in_use", "conflict"})
+
+
+def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | None:
+    """Every refusal as `errors`. What is none is a fault of ours, and stays an exception."""
+    if isinstance(problem, SourceRefused):
+        finding = problem.finding
+        return _errors(400, {"field": "source", "code": finding.code, "sentence": finding.sentence})
+    if isinstance(problem, CatalogError):
+        is_conflict = problem.faults[0].code in _CONFLICTS
+        return _errors(409 if is_conflict else 400, *(_fault(fault) for fault in problem.faults))
+    if isinstance(problem, Http404):
+        problem = exceptions.NotFound()
+    elif isinstance(problem, PermissionDenied):
+        problem = exceptions.PermissionDenied()
+    if not isinstance(problem, exceptions.APIException):
+        return None
+    code = str(problem.get_codes()) if isinstance(problem.detail, str) else problem.default_code
+    answer = _errors(problem.status_code, {"field": "", "code": code, "sentence": str(problem.detail)})
+    if header := getattr(problem, "auth_header", None):
+        answer["WWW-Authenticate"] = header
+    if isinstance(problem, exceptions.UnsupportedMediaType):
+        answer["Accept"] = "application/json"
+    return answer
+
+
+def _fault(fault: Fault) -> dict[str, str]:
+    where = {"profile": fault.profile} if fault.profile else {}
+    return {"field": fault.field, "code": fault.code, "sentence": fault.sentence, **where}
+
+
+def _errors(status_code: int, *errors: dict[str, str]) -> Response:
+    return Response({"errors": list(errors)}, status=status_code)
+
+
+class Pages(CursorPagination):
+    """`results`, and the address of the `next` page; `?limit=` up to 1000."""
+
+    page_size = 100
+    max_page_size = 1000
+    page_size_query_param = "limit"
+
+    def get_ordering(self, request: Request, queryset: Any, view: Any) -> tuple[str, ...]:
+        """The view's own order, which ends in something unique."""
+        return tuple(view.ordering)
