@@ -1,0 +1,43 @@
+"""`manage.py key_create`: an API key, printed once."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError
+
+from catalog.actions import mint_key
+from catalog.management.shell import DOOR, add_json, print_json, refusals, who
+from catalog.models import Key
+from catalog.reading import quote
+
+
+class Command(BaseCommand):
+    help = "Make an API key for a user and print it; it cannot be shown again."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="what it is for")
+        parser.add_argument("--user", required=True, help="whose it is")
+        parser.add_argument(
+            "--scope",
+            choices=Key.Scope.values,
+            default=Key.Scope.INFERENCE.value,
+            help="inference: /v1/ alone (if left out); manage: also /api/, as the user",
+        )
+        add_json(parser)
+
+    def handle(self, *args: Any, name: str, user: str, scope: str, **options: Any) -> None:
+        with refusals():
+            owner = get_user_model().objects.filter(username=user).first()
+            if owner is None:
+                raise CommandError(f"There is no user {quote(user)}; manage.py createsuperuser makes one.")
+            key, text = mint_key(name, user=owner, scope=scope, by=who(), door=DOOR)
+        if options["json"]:
+            print_json(
+                self.stdout, {"id": key.pk, "name": key.name, "user": user, "scope": key.scope, "key": text}
+            )
+            return
+        self.stderr.write(f"The key {key.pk} of {user}, shown this once:")
+        self.stdout.write(text)

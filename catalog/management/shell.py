@@ -1,0 +1,73 @@
+"""What all commands share: who is at the shell, how a table and an age look, and how a refusal does."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management.base import CommandError, OutputWrapper
+from django.db import DatabaseError
+
+from catalog.actions import SourceRefused
+from catalog.reading import CatalogError, shown
+from catalog.typed import TypingError, span_words
+
+DOOR = "command"
+CELL_LIMIT = 400
+
+
+def who() -> str:
+    """As events name somebody who is known by a login on this machine alone."""
+    try:
+        return f"shell:{getpass.getuser()}"
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"shell:{os.getuid()}"
+
+
+def add_json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def add_why(parser: ArgumentParser) -> None:
+    parser.add_argument("--why", default="", help="kept in the history")
+
+
+def print_json(stdout: OutputWrapper, value: Any) -> None:
+    stdout.write(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns under headings; a cell that is empty shows as a dash."""
+    lines = [[heading.upper() for heading in headings]]
+    lines += [[shown(str(cell), CELL_LIMIT) or "-" for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def ago(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{span_words(seconds)} ago"
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """A verb's no, in its own sentences and without a traceback."""
+    try:
+        yield
+    except CatalogError as no:
+        raise CommandError("\n".join(fault.sentence for fault in no.faults)) from None
+    except SourceRefused as no:
+        hint = "Nothing was saved; --skip-source-check saves it all the same."
+        raise CommandError(f"{shown(str(no), 2_000)}\n{hint}") from None
+    except TypingError as no:
+        raise CommandError(str(no)) from None
+    except DatabaseError as problem:
+        hint = "Is it the right one, and is it up to date (manage.py migrate)?"
+        raise CommandError(f"The database said no: {problem}. {hint}") from None

@@ -1,0 +1,63 @@
+"""`manage.py node_add`: registers a machine and writes the file that its agent proves itself with."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from catalog.management.shell import DOOR, refusals, who
+from nodes.actions import NodeRefused, register_node
+from nodes.tasks import wake
+
+
+class Command(BaseCommand):
+    help = "Register a node (again, to move it) and write its agent's identity file, which is a secret."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name")
+        parser.add_argument(
+            "--address", required=True, help="where its agent listens, as http://10.0.0.7:8378"
+        )
+        parser.add_argument(
+            "--write", required=True, type=Path, metavar="FILE", help="the identity file (mode 0600)"
+        )
+
+    def handle(self, *args: Any, name: str, address: str, write: Path, **options: Any) -> None:
+        if not write.parent.is_dir():
+            raise CommandError(f"There is no folder {write.parent} to write {write.name} to; make it first.")
+        with refusals():
+            try:
+                node, identity = register_node(name, address, by=who(), door=DOOR)
+            except NodeRefused as no:
+                raise CommandError(str(no)) from None
+        try:
+            _write_secret(write, json.dumps(identity, indent=2) + "\n")
+        except OSError as problem:
+            raise CommandError(
+                f"{write} could not be written: {problem.strerror}. Give another file."
+            ) from None
+        wake()
+        self.stdout.write(
+            f"{node.name} is registered at {node.address}. On it, with this file copied there, run:"
+        )
+        listen = node.address.partition("://")[2]
+        self.stdout.write(f"  python -m nodes.agent --identity {write} --listen {listen} --state DIR")
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """All of it or none, and never readable by others."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:  # mode 0600
+        try:
+            draft.write(text)
+            draft.flush()
+            os.fsync(draft.fileno())
+            os.replace(draft.name, path)
+        except OSError:
+            os.unlink(draft.name)
+            raise

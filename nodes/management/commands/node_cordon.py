@@ -1,0 +1,33 @@
+"""`manage.py node_cordon`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from catalog.management.shell import DOOR, add_why, refusals, who
+from catalog.reading import quote
+from nodes.actions import cordon
+from nodes.models import Node
+from nodes.tasks import wake
+
+
+class Command(BaseCommand):
+    help = "Place nothing new on a node; what runs there stays."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name")
+        add_why(parser)
+
+    def handle(self, *args: Any, name: str, why: str, **options: Any) -> None:
+        with refusals():
+            node = Node.objects.filter(name=name).first()
+            if node is None:
+                raise CommandError(f"There is no node {quote(name)}; manage.py nodes tells which there are.")
+            if not cordon(node, by=who(), why=why, door=DOOR):
+                self.stdout.write(f"{node.name} is cordoned already.")
+                return
+        wake()
+        self.stdout.write(f"Cordoned {node.name}.")

@@ -1,0 +1,72 @@
+"""`manage.py replicas`: what runs, where, since when and why, and where it differs from the catalog."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from catalog.management.shell import add_json, ago, print_json, refusals, table
+from catalog.reading import shown
+from nodes.models import Replica
+from nodes.showing import replica_as_dict, replicas, staleness_of
+
+HEADINGS = ("replica", "model/profile", "node", "port", "state", "changed", "stale", "reason")
+
+
+class Command(BaseCommand):
+    help = "List replicas: what runs where, since when and why, and which are stale."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--model", help="of this model alone")
+        parser.add_argument(
+            "--diff", action="store_true", help="show what differs from the catalog, field by field"
+        )
+        parser.add_argument("--all", action="store_true", help="those that are stopped or failed as well")
+        add_json(parser)
+
+    def handle(self, *args: Any, model: str | None, diff: bool, **options: Any) -> None:
+        with refusals():
+            found = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
+            if model is not None:
+                found = found.filter(model__name=model)
+            rows = [(replica_as_dict(replica), staleness_of(replica).word) for replica in found]
+        if options["json"]:
+            print_json(self.stdout, [told for told, _ in rows])
+            return
+        if not rows:
+            self.stdout.write("No replica runs, or is on its way.")
+            return
+        self.stdout.write(table(HEADINGS, [_line(told, word) for told, word in rows]))
+        if diff:
+            for told, _ in rows:
+                self._print_differences(told)
+
+    def _print_differences(self, told: dict[str, Any]) -> None:
+        differences = told["differences"] + told["launch_differences"]
+        if told["stale_why"]:
+            self.stdout.write(f"\n{_name(told)} {told['id'][:8]}: {shown(told['stale_why'], 2_000)}")
+        if differences:
+            rows = [(each["field"], _value(each["was"]), _value(each["now"])) for each in differences]
+            self.stdout.write(table(("field", "was", "is now"), rows))
+
+
+def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
+    state = told["state"] if told["wanted"] == Replica.Wanted.RUN else f"{told['state']}, to {told['wanted']}"
+    fields = ", ".join(told["stale_fields"])
+    stale = f"{word} ({fields})" if fields else word
+    place = (told["node"] or "", told["port"] or "")
+    return (told["id"][:8], _name(told), *place, state, ago(told["age_s"]), stale, told["reason"])
+
+
+def _name(told: dict[str, Any]) -> str:
+    return f"{told['model']}/{told['profile']}"
+
+
+def _value(value: Any) -> str:
+    if value in (None, {}, []):
+        return "not set"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={inner}" for name, inner in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
