@@ -1,0 +1,347 @@
+"""Where a replica goes, and what is said when it cannot go anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.spec import ModelSpec
+from nodes.placement import Freshness, Node, Seat, Unseated, Want, by_preference, could_run, freshness, place
+from nodes.protocol import EngineReport, GpuReport, StateReport
+
+H100 = "h100-80g"
+
+
+def cards(count: int, gpu_class: str = H100, **columns: Any) -> tuple[GpuReport, ...]:
+    return tuple(GpuReport(f"GPU-{index}", index, gpu_class=gpu_class, **columns) for index in range(count))
+
+
+def node(name: str, gpus: tuple[GpuReport, ...] = cards(8), **columns: Any) -> Node:
+    told = {key: columns.pop(key) for key in list(columns) if key in StateReport.__dataclass_fields__}
+    told.setdefault("engines", (EngineReport("vllm"),))
+    report = StateReport("cluster", name, gpus=gpus, **told)
+    return Node(id=sum(map(ord, name)), name=name, report=columns.pop("report", report), **columns)
+
+
+def want(*profiles: dict[str, Any], source: str = "org/m", **columns: Any) -> Want:
+    first = {"name": "p", "engine": "vllm", "gpu_class": H100, "tp": 4}
+    raw = [first | (profile or {}) for profile in profiles or ({},)]
+    spec = ModelSpec.load({"name": "m", "source": source, "profiles": raw, "scaling": {"min": 1, "max": 9}})
+    return Want(spec=spec, profiles=by_preference(spec.profiles), **columns)
+
+
+def seated(asked: Want, *nodes: Node) -> Seat:
+    seat = place(asked, nodes)
+    assert isinstance(seat, Seat), seat
+    return seat
+
+
+def refused(asked: Want, *nodes: Node) -> str:
+    seat = place(asked, nodes)
+    assert isinstance(seat, Unseated), seat
+    return seat.why
+
+
+CORDONED = node("c", is_cordoned=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "says"),
+    [
+        pytest.param(
+            want(), (), "0 of 0 nodes: none has joined yet; add one with manage.py node_add", id="no node"
+        ),
+        pytest.param(
+            want(),
+            (node("a", cards(3)), CORDONED, node("b", cards(2))),
+            "0 of 3 nodes: 2 lack 4 free h100-80g, 1 cordoned",
+            id="the commonest reason first",
+        ),
+        pytest.param(
+            want(), (node("a", cards(0)),), "0 of 1 node: 1 lacks 4 free h100-80g", id="no GPU at all"
+        ),
+        pytest.param(
+            want(),
+            (node("a", cards(8, "a100-80g")),),
+            "0 of 1 node: 1 lacks 4 free h100-80g",
+            id="another class",
+        ),
+        pytest.param(
+            want(),
+            (node("a", cards(8, is_healthy=False)),),
+            "0 of 1 node: 1 lacks 4 free h100-80g",
+            id="GPUs that are ill",
+        ),
+        pytest.param(
+            want(),
+            (node("a", cards(8, foreign_mib=40_000)),),
+            "0 of 1 node: 1 lacks 4 free h100-80g",
+            id="GPUs that somebody else uses",
+        ),
+        pytest.param(
+            want(),
+            (node("a", taken=frozenset({"GPU-0", "GPU-1", "GPU-2", "GPU-3", "GPU-4"})),),
+            "0 of 1 node: 1 lacks 4 free h100-80g",
+            id="GPUs that are claimed",
+        ),
+        pytest.param(want(), (node("a", engines=()),), "0 of 1 node: 1 without vllm", id="no engine"),
+        pytest.param(
+            want({"node_selector": {"zone": "x", "disk": "fast"}}),
+            (node("a", labels={"zone": "x"}), node("b", labels={"zone": "y", "disk": "fast"})),
+            "0 of 2 nodes: 1 without the label disk=fast, 1 without the label zone=x",
+            id="labels",
+        ),
+        pytest.param(
+            want({"min_memory_gb": 100}),
+            (node("a", memory_total_mib=90_000), node("b", memory_total_mib=900_000, memory_free_mib=90_000)),
+            "0 of 2 nodes: 2 short of memory (need 100 GB)",
+            id="memory, in all or free",
+        ),
+        pytest.param(
+            want({"min_memory_gb": 100}),
+            (node("a", memory_total_mib=190_000, claimed_mib=100_000),),
+            "0 of 1 node: 1 short of memory (need 100 GB)",
+            id="memory that others were promised",
+        ),
+        pytest.param(
+            want({"min_disk_gb": 140}),
+            (node("a", disk_free_bytes=139 * 10**9),),
+            "0 of 1 node: 1 short of disk (need 140 GB)",
+            id="disk",
+        ),
+        pytest.param(
+            want(source_bytes=141 * 10**9 - 5),
+            (node("a", disk_free_bytes=139 * 10**9),),
+            "0 of 1 node: 1 short of disk (need 141 GB)",
+            id="disk for weights of a known size",
+        ),
+        pytest.param(
+            want(),
+            (
+                node("a", freshness=Freshness.SUSPECT),
+                node("b", freshness=Freshness.LOST),
+                node("n", report=None),
+            ),
+            "0 of 3 nodes: 2 out of contact, 1 not heard from yet",
+            id="out of contact",
+        ),
+        pytest.param(
+            want(avoid={"p": {97}}),
+            (node("a"),),
+            "0 of 1 node: 1 where it failed a moment ago",
+            id="a node that had trouble with it",
+        ),
+        pytest.param(
+            want({"nodes": 2, "tp": 16, "gpus_per_node": 8}),
+            (node("a"), node("b")),
+            "a replica over several nodes is not placed yet; set nodes to 1",
+            id="a gang",
+        ),
+        pytest.param(
+            want({}, {"name": "q", "gpu_class": "l40s", "tp": 1}),
+            (node("a", cards(2)),),
+            '"p": 0 of 1 node: 1 lacks 4 free h100-80g; profile "q": 0 of 1 node: 1 lacks 1 free l40s',
+            id="each profile has its own sentence",
+        ),
+        pytest.param(
+            want({}, {"name": "q"}),
+            (CORDONED,),
+            "0 of 1 node: 1 cordoned",
+            id="profiles that say the same say it once",
+        ),
+    ],
+)
+def test_why_not(asked: Want, nodes: tuple[Node, ...], says: str) -> None:
+    assert refused(asked, *nodes).removeprefix("profile ") == says
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "gpus"),
+    [
+        pytest.param(want(), node("a"), ("GPU-0", "GPU-1", "GPU-2", "GPU-3"), id="the first that are free"),
+        pytest.param(
+            want(),
+            node("a", taken=frozenset({"GPU-1", "GPU-2"})),
+            ("GPU-0", "GPU-3", "GPU-4", "GPU-5"),
+            id="past those that are taken",
+        ),
+        pytest.param(
+            want(), node("a", cards(4, foreign_mib=30)), tuple(f"GPU-{n}" for n in range(4)), id="a display"
+        ),
+        pytest.param(
+            want({"engine": "llamacpp", "gpu_class": "", "tp": 1}),
+            node("a", cards(0), engines=(EngineReport("llamacpp"),)),
+            (),
+            id="without a card",
+        ),
+        pytest.param(
+            want({"min_memory_gb": 64, "min_disk_gb": 64, "tp": 1}), node("a"), ("GPU-0",), id="unknown means"
+        ),
+        pytest.param(
+            want({"min_disk_gb": 140, "tp": 1}),
+            node("a", disk_free_bytes=5, weights=("org/m",)),
+            ("GPU-0",),
+            id="the weights are there already",
+        ),
+        pytest.param(
+            want({"min_disk_gb": 140, "tp": 1}, source="/models/m"),
+            node("a", disk_free_bytes=5),
+            ("GPU-0",),
+            id="a path is not fetched",
+        ),
+        pytest.param(
+            want({"node_selector": {"zone": "x"}, "tp": 1}),
+            node("a", labels={"zone": "x", "more": "y"}),
+            ("GPU-0",),
+            id="labels that match",
+        ),
+    ],
+)
+def test_a_seat_is_taken_although_or_with(asked: Want, there: Node, gpus: tuple[str, ...]) -> None:
+    assert seated(asked, there).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "chosen"),
+    [
+        pytest.param(
+            want({"tp": 1}),
+            (node("a"), node("b", weights=("org/m",))),
+            "b",
+            id="the one that holds the weights",
+        ),
+        pytest.param(
+            want({"tp": 1}, source="/models/m", held_on={"b"}),
+            (node("a"), node("b")),
+            "b",
+            id="the one that is known to have the path",
+        ),
+        pytest.param(
+            want({"tp": 1}, crowd={97: 1}), (node("a"), node("b")), "b", id="the one without a replica yet"
+        ),
+        pytest.param(
+            want({"tp": 1}),
+            (node("a"), node("b", taken=frozenset({"GPU-0"}))),
+            "b",
+            id="the one with the smaller hole",
+        ),
+        pytest.param(
+            want({"tp": 1}), (node("b"), node("a")), "a", id="the first by name, all else being equal"
+        ),
+    ],
+)
+def test_of_several_nodes_the_best_is(asked: Want, nodes: tuple[Node, ...], chosen: str) -> None:
+    assert seated(asked, *nodes).node.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("profiles", "chosen"),
+    [
+        pytest.param(({}, {"name": "q", "priority": 5}), "q", id="the one with the higher priority"),
+        pytest.param(({}, {"name": "q"}), "p", id="the first declared, of equals"),
+        pytest.param(
+            ({}, {"name": "q", "priority": 5, "tp": 16, "gpus_per_node": 16}), "p", id="the one that fits"
+        ),
+        pytest.param(
+            ({}, {"name": "q", "priority": 5, "nodes": 2, "tp": 8}),
+            "p",
+            id="the one that needs a single node",
+        ),
+    ],
+)
+def test_of_several_profiles_the_best_is(profiles: tuple[dict[str, Any], ...], chosen: str) -> None:
+    assert seated(want(*profiles), node("a")).profile.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "watched_s", "is_now"),
+    [
+        pytest.param(None, 1000, Freshness.NEVER, id="never heard from"),
+        pytest.param(2, 1000, Freshness.FRESH, id="just heard from"),
+        pytest.param(11, 1000, Freshness.SUSPECT, id="silent for a while"),
+        pytest.param(91, 1000, Freshness.LOST, id="silent for long"),
+        pytest.param(86_400, 5, Freshness.SUSPECT, id="silent for long, but nobody listened"),
+    ],
+)
+def test_freshness(silence_s: float | None, watched_s: float, is_now: Freshness) -> None:
+    silence = None if silence_s is None else timedelta(seconds=silence_s)
+    found = freshness(silence, timedelta(seconds=watched_s), suspect_after_s=10, lost_after_s=90)
+    assert found is is_now
+
+
+@pytest.mark.parametrize(
+    ("report", "could"),
+    [
+        pytest.param(node("a", cards(1)).report, True, id="a node of the class, however small or busy"),
+        pytest.param(node("a", cards(8, "l40s")).report, False, id="a node of another class"),
+        pytest.param(node("a", engines=()).report, False, id="a node without the engine"),
+    ],
+)
+def test_which_nodes_a_model_is_meant_for(report: StateReport, could: bool) -> None:
+    assert could_run(want().spec, report) is could
+
+
+# --- laws -------------------------------------------------------------------------------------------
+
+nodes_of_any_kind = st.lists(
+    st.builds(
+        lambda free, total, taken, is_cordoned, fresh, memory, holds, has: Node(
+            id=0,
+            name="",
+            freshness=fresh,
+            is_cordoned=is_cordoned,
+            taken=frozenset(f"GPU-{index}" for index in taken),
+            report=StateReport(
+                "cluster",
+                "node",
+                gpus=cards(total),
+                engines=(EngineReport("vllm"),) if has else (),
+                memory_total_mib=memory,
+                disk_free_bytes=free,
+                weights=("org/m",) if holds else (),
+            ),
+        ),
+        free=st.none() | st.integers(0, 200 * 10**9),
+        total=st.integers(0, 8),
+        taken=st.frozensets(st.integers(0, 7)),
+        is_cordoned=st.booleans(),
+        fresh=st.sampled_from(Freshness),
+        memory=st.none() | st.integers(0, 200_000),
+        holds=st.booleans(),
+        has=st.booleans(),
+    ),
+    max_size=6,
+).map(lambda found: [replace(each, id=index, name=f"n{index}") for index, each in enumerate(found)])
+
+
+@given(nodes_of_any_kind, st.integers(1, 4), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_does_not_matter(nodes: list[Node], tp: int, random: Any) -> None:
+    asked = want({"tp": tp, "min_disk_gb": 100, "min_memory_gb": 50})
+    shuffled = random.sample(nodes, len(nodes))
+    assert place(asked, nodes) == place(asked, shuffled)
+
+
+@given(nodes_of_any_kind, st.integers(1, 4))
+def test_a_seat_is_free_whole_and_on_a_node_that_takes_it(nodes: list[Node], tp: int) -> None:
+    seat = place(want({"tp": tp}), nodes)
+    if isinstance(seat, Unseated):
+        return
+    there = next(each for each in nodes if each.id == seat.node.id)
+    assert there.report is not None
+    assert not there.is_cordoned
+    assert there.freshness is Freshness.FRESH
+    assert len(set(seat.gpus)) == tp
+    assert not there.taken.intersection(seat.gpus)
+    assert {gpu.id for gpu in there.report.gpus}.issuperset(seat.gpus)
+
+
+@given(nodes_of_any_kind)
+def test_the_reasons_add_up_to_the_number_of_nodes(nodes: list[Node]) -> None:
+    seat = place(want({"tp": 9, "gpus_per_node": 9}), nodes)
+    assert isinstance(seat, Unseated)
+    assert sum(seat.reasons["p"].values()) == len(nodes)
