@@ -14,8 +14,11 @@ from kombu.exceptions import OperationalError
 from nodes.reconcile import run_pass
 
 PASSES_A_TICK = 3  # a pass that changed something is often followed by one that can go on from there
+WAKE_WAIT_S = 1.0
 
 logger = logging.getLogger(__name__)
+
+_waking = threading.Lock()
 
 
 @shared_task(ignore_result=True, expires=settings.LLMGW_TICK_S)  # type: ignore[untyped-decorator]  # celery has no types
@@ -30,8 +33,19 @@ def tick() -> None:
 
 
 def wake() -> None:
-    """Have the reconciler look now. Never raises and never waits long: the next tick comes in any case."""
+    """Have the reconciler look now. Never raises, and waits a second at most: the next tick comes anyway."""
+    if not _waking.acquire(blocking=False):
+        return  # a tick is on its way already
+    # A broker's client tries for seconds to reach one that is down, and takes no word for it.
+    sender = threading.Thread(target=_send_tick, name="wake", daemon=True)
+    sender.start()
+    sender.join(WAKE_WAIT_S)
+
+
+def _send_tick() -> None:
     try:
         tick.apply_async(retry=False)
     except (OperationalError, OSError) as problem:
         logger.warning("Could not wake the reconciler, which looks again by itself: %s", problem)
+    finally:
+        _waking.release()
