@@ -23,7 +23,7 @@ from llmgw.supervisor import signal_me_when_my_parent_dies
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
 
 
-class WholeFileChannel(filesystem.Channel):  # type: ignore[misc]  # kombu has no types
+class WholeFileChannel(filesystem.Channel):
     """kombu's own lets a worker read a message that is only half written, and the worker dies of it."""
 
     def _put(self, queue: str, payload: dict[str, Any], **_: object) -> None:
@@ -34,7 +34,7 @@ class WholeFileChannel(filesystem.Channel):  # type: ignore[misc]  # kombu has n
         part.replace(folder / name)
 
 
-class WholeFileTransport(filesystem.Transport):  # type: ignore[misc]
+class WholeFileTransport(filesystem.Transport):
     Channel = WholeFileChannel
 
 

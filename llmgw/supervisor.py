@@ -28,7 +28,7 @@ def signal_me_when_my_parent_dies(number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
-class Supervisor(manager.Manager):  # type: ignore[misc]  # honcho has no types
+class Supervisor(manager.Manager):
     """Starts the programs in `loop()`, which returns when all have stopped. One that stops takes all along.
 
     `stop_s`: how long they may take to stop before they are killed. `on_started` is called, in the supervisor
@@ -70,7 +70,7 @@ class Supervisor(manager.Manager):  # type: ignore[misc]  # honcho has no types
             self.terminate()
 
 
-class _Keeper(process.Process):  # type: ignore[misc]
+class _Keeper(process.Process):
     """Runs in a process of its own, between the supervisor and the program."""
 
     def __init__(self, stop_s: int, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ class _Keeper(process.Process):  # type: ignore[misc]
             os.killpg(self._child.pid, number)
 
 
-class _Program(process.Popen):  # type: ignore[misc]
+class _Program(process.Popen):
     """Leads a process group of its own, and takes the signals that its keeper ignores."""
 
     def __init__(self, command: str, **kwargs: Any) -> None:
@@ -117,7 +117,7 @@ def _become_a_program() -> None:
     signal_me_when_my_parent_dies(signal.SIGTERM)
 
 
-class _Printer(printer.Printer):  # type: ignore[misc]
+class _Printer(printer.Printer):
     """A closed terminal, or a signal in the middle of a line, is no reason to stop supervising."""
 
     def write(self, message: printer.Message) -> None:

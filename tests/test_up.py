@@ -1,0 +1,173 @@
+"""`make up`, from nothing to an answered chat and back to nothing, with the real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.services import free_port
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent
+START_S = 60
+STOP_S = 15
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+class Up:
+    """One `manage.py up`, and every process that came of it."""
+
+    def __init__(self, var: Path, port: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "up", "--port", str(port)],
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "HOME": str(var), "LLMGW_VAR": str(var)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+        self.everything: list[psutil.Process] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.output += line
+
+    def wait_until_it_says(self, text: str) -> None:
+        def has_said() -> bool:
+            assert self.process.poll() is None, self.output
+            return text in self.output
+
+        wait_until(has_said, repr(text), timeout_s=START_S)
+        self.everything = [
+            psutil.Process(self.process.pid),
+            *psutil.Process(self.process.pid).children(recursive=True),
+        ]
+
+    def stop(self, number: signal.Signals) -> int:
+        """As a terminal does it: the whole foreground group is told."""
+        os.killpg(self.process.pid, number)
+        status = self.process.wait(STOP_S)
+        self._reader.join(STOP_S)
+        return status
+
+    def left(self) -> list[str]:
+        return [
+            " ".join(process.cmdline())
+            for process in self.everything
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], Up]]:
+    var = tmp_path / "var"
+    started: list[Up] = []
+
+    def start_one(port: int) -> Up:
+        started.append(Up(var, port))
+        return started[-1]
+
+    yield start_one
+    for one in started:
+        if one.process.poll() is None:
+            one.stop(signal.SIGTERM)
+        for process in one.everything:
+            if process.is_running():
+                process.kill()
+
+
+def chat(access: dict[str, str]) -> Any:
+    connection = HTTPConnection(access["url"].removeprefix("http://"), timeout=30)
+    body = {"model": access["model"], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {access['api_key']}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    answer = json.load(connection.getresponse())
+    connection.close()
+    return answer
+
+
+def test_from_nothing_to_a_chat_and_back_to_nothing(start: Callable[[int], Up], tmp_path: Path) -> None:
+    port, kept = free_port(), tmp_path / "var" / "up.json"
+    first = start(port)
+    first.wait_until_it_says("Ctrl-C stops it all.")
+    assert "answered its first chat" in first.output
+
+    access = json.loads(kept.read_text())
+    assert sorted(access) == ["api_key", "model", "password", "url", "user"]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert all(value in first.output for value in access.values())
+    assert chat(access)["choices"][0]["message"]["content"]
+    assert any("nodes.agent.sim" in process for process in first.left()), first.left()
+
+    twin = start(port + 1)
+    assert twin.process.wait(START_S) == 0
+    assert access["url"] in twin.output
+    assert access["api_key"] not in twin.output
+
+    assert first.stop(signal.SIGINT) == 0, first.output
+    assert "Traceback" not in first.output
+    assert first.left() == []
+
+    again = start(port)
+    again.wait_until_it_says("Ctrl-C stops it all.")
+    assert str(kept) in again.output
+    assert not any(access[secret] in again.output for secret in ("password", "api_key"))
+    assert json.loads(kept.read_text()) == access
+    assert chat(access)["choices"]
+
+    again.process.kill()
+    wait_until(lambda: not again.left(), "everything to be gone", timeout_s=STOP_S)
+
+    third = start(port)
+    third.wait_until_it_says("Ctrl-C stops it all.")
+    assert chat(access)["choices"]
+    assert third.stop(signal.SIGTERM) == 0, third.output
+    assert third.left() == []
+
+
+def test_a_busy_port_is_one_sentence(start: Callable[[int], Up]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        one = start(port)
+        assert one.process.wait(START_S) == 1
+    assert one.output == (
+        f"CommandError: Port {port} cannot be used (Address already in use). "
+        f"Choose another: PORT={port + 111} make up\n"
+    )
+
+
+@pytest.mark.parametrize("port", ["http", "0", "80", "70000", "-1"])
+def test_a_port_that_is_none_is_one_sentence(port: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "up", f"--port={port}"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "LLMGW_VAR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert f"PORT is {port!r}, which is not a number from 1024 to 65000." in done.stderr
+    assert "Traceback" not in done.stderr
