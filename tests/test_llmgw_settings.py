@@ -109,7 +109,7 @@ def test_without_an_environment_everything_is_in_one_private_folder(tmp_path: Pa
         var, "DATABASES", "CELERY_BROKER_URL", "CELERY_BROKER_TRANSPORT_OPTIONS", "DEBUG", "ALLOWED_HOSTS"
     )
     assert f"{var}/db.sqlite3" in answer["DATABASES"]
-    assert answer["CELERY_BROKER_URL"] == "'filesystem://'"
+    assert answer["CELERY_BROKER_URL"] == "'filesystem://localhost/'"
     assert str(var) in answer["CELERY_BROKER_TRANSPORT_OPTIONS"]
     assert answer["DEBUG"] == "False"
     assert answer["ALLOWED_HOSTS"] == "['localhost', '127.0.0.1', '[::1]']"

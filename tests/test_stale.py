@@ -83,7 +83,7 @@ def judged(now: ModelSpec, *, revision: str = "c0ffee") -> Staleness:
         pytest.param(
             {"profile": {"args": ["-x"]}, "source": "org/n"},
             "stale profile, stale launch",
-            ["tp"],
+            ["args"],
             ["source"],
             True,
             id="profile and source",
@@ -178,7 +178,7 @@ def test_a_launch_outlives_the_database() -> None:
     tp=st.integers(1, 8),
     weight=st.floats(0.1, 10),
     priority=st.integers(-5, 5),
-    args=st.lists(st.text("ab-", min_size=1), max_size=3),
+    args=st.lists(st.sampled_from(["-x", "--enforce-eager", "x y"]), max_size=3),
 )
 def test_a_replica_is_stale_exactly_when_its_fingerprint_differs(
     tp: int, weight: float, priority: int, args: list[str]
