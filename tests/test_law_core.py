@@ -94,7 +94,7 @@ def test_core_decides_and_does_nothing_else(file: Path) -> None:
     ],
 )
 def test_the_law_across_apps_knows_every_layer(contract: str, importing: slice, imported: slice) -> None:
-    """import-linter checks that each file is in a layer of its app; this, that it is in the law across apps."""
+    """import-linter sees that each file is in a layer of its app; this, that the law across apps knows it."""
     assert set(CONTRACTS[contract]["source_modules"]) == _modules(ROOMS, importing)
     assert set(CONTRACTS[contract]["forbidden_modules"]) == _modules(ROOMS, imported)
 
