@@ -1,12 +1,14 @@
-"""A real agent as its control plane meets it: a process with an identity, asked over HTTP, and killed at will."""
+"""A real agent as its control plane meets it: a process with an identity, asked over HTTP, killed at will."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -256,10 +258,9 @@ class Stream:
             "max_tokens": max_tokens,
             "stream": True,
         }
-        self._request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions",
-            data=json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {key}"}
         )
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -267,12 +268,20 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            with urllib.request.urlopen(self._request, timeout=30) as answer:
-                for line in answer:
-                    if line.strip():
-                        self.lines.append(line.decode().strip())
-        except (OSError, ValueError) as error:
+            answer = self._connection.getresponse()
+            while line := answer.readline():
+                if line.strip():
+                    self.lines.append(line.decode().strip())
+        except (OSError, ValueError, http.client.HTTPException) as error:
             self.error = error
+        finally:
+            self._connection.close()
+
+    def leave(self) -> None:
+        """As a client does that goes away."""
+        assert self._connection.sock is not None
+        self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
 
     def finish(self, timeout_s: float = 30) -> bool:
         """Whether it ended whole."""

@@ -151,7 +151,9 @@ def test_a_start_is_bounded_and_says_what_was_in_the_way(agent: AgentProcess) ->
 def test_what_an_engine_leaves_behind_ends_with_it(agent: AgentProcess, tmp_path: Path) -> None:
     """An engine's workers survive their parent's death and hold its GPU: they are found by group and mark."""
     engine = tmp_path / "llama-server"
-    engine.write_text("#!/bin/sh\nsleep 1000 &\nsetsid sleep 1000 &\nsleep 1000\n")
+    engine.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit\nsleep 1000 &\nsetsid sleep 1000 &\nsleep 1000\n"
+    )
     engine.chmod(0o700)
     agent.stop()
     agent.options = ("--engine", f"llamacpp={engine}")

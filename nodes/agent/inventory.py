@@ -19,7 +19,7 @@ import pynvml  # type: ignore[import-untyped]  # it has no annotations
 from nodes.engines import ENGINES, Adapter
 from nodes.protocol import EngineReport, GpuReport
 
-VERSION_TIMEOUT_S = 10
+VERSION_TIMEOUT_S = 5
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -37,9 +37,10 @@ def _refused_value(name: str, value: object, rule: str) -> Refused:
     return Refused(400, f"{name} {rule}, got {value}. (parameter={name}, value={value})", name)
 
 
-def invalid(where: str, kind: str, rule: str, value: object) -> Refused:
+def invalid(where: str, kind: str, rule: str, value: object, *, hint: str = "") -> Refused:
     shown = f"<dict of {len(value)} items>" if isinstance(value, Mapping) else str(value)[:40]
-    fault = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{rule}', 'input': '{shown}'}}"
+    context = f", 'ctx': {{'error': '{hint}'}}" if hint else ""
+    fault = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{rule}', 'input': '{shown}'{context}}}"
     return Refused(400, f"1 validation error:\n  {fault}", where, "Bad Request")
 
 
@@ -78,7 +79,9 @@ def judge(
     prompt, prompt_tokens = _chat_prompt(body["messages"], model) if is_chat else _text_prompt(body["prompt"])
     temperature = body.get("temperature")
     if temperature is not None and not (_is_number(temperature) and 0 <= temperature <= 2):
-        raise _refused_value("temperature", temperature, "must be in [0, 2]")
+        raise _refused_value(
+            "temperature", float(temperature) if _is_number(temperature) else temperature, "must be in [0, 2]"
+        )
     max_tokens = body.get("max_completion_tokens") if is_chat else None
     max_tokens = body.get("max_tokens") if max_tokens is None else max_tokens
     if max_tokens is not None:
