@@ -20,7 +20,8 @@ from catalog import spec
 def database_now() -> datetime:
     """The database's clock, which is the only one that rows are compared with."""
     row, _ = Revision.objects.get_or_create(pk=1)
-    return Revision.objects.filter(pk=row.pk).values_list(Now(), flat=True).get()
+    now: datetime = Revision.objects.filter(pk=row.pk).values_list(Now(), flat=True).get()
+    return now
 
 
 class Revision(models.Model):

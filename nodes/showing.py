@@ -29,7 +29,8 @@ Row = TypeVar("Row", bound=models.Model)
 
 def with_age(rows: QuerySet[Row], since: str) -> QuerySet[Row]:
     """Each row with `age`, a timedelta since the moment in that column; None where the column is empty."""
-    return rows.annotate(age=ExpressionWrapper(Now() - F(since), DurationField()))
+    age = ExpressionWrapper(Now() - F(since), DurationField())
+    return rows.annotate(age=age)  # type: ignore[return-value]  # the stubs forget which model it was
 
 
 def seconds(age: timedelta | None) -> float | None:

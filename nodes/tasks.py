@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _waking = threading.Lock()
 
 
-@shared_task(ignore_result=True, expires=settings.LLMGW_TICK_S)  # type: ignore[untyped-decorator]  # celery has no types
+@shared_task(ignore_result=True, expires=settings.LLMGW_TICK_S)
 def tick() -> None:
     """Run a pass, and another at once while passes change something."""
     # A thread runs one pass at a time, so this names a pass: two that overlap never share a lease.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pynvml  # type: ignore[import-untyped]  # it has no annotations
+import pynvml
 
 from nodes.engines import ENGINES, Adapter
 from nodes.protocol import EngineReport, GpuReport
