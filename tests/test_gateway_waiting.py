@@ -187,6 +187,7 @@ def test_the_line_is_bounded(play: Play) -> None:
 
 def test_a_gateway_writes_its_heartbeat_and_what_it_has_seen(play: Play) -> None:
     gateway = wait_until(Gateway.objects.first, "the gateway to write its row")
+    assert gateway is not None
     first = gateway.heartbeat_at
     wait_until(lambda: Gateway.objects.get().heartbeat_at > first, "the next heartbeat")
     change(play.model, description="edited")

@@ -370,12 +370,3 @@ def too_many_waiting(model: ModelEntry, limit: int) -> Refused:
         param="model",
         retry_after_s=RETRY_LOADING_S,
     )
-
-
-def table_not_read() -> Refused:
-    return Refused(
-        503,
-        "database_away",
-        "The catalog has not been read yet, because the database does not answer: try again.",
-        retry_after_s=RETRY_LOADING_S,
-    )

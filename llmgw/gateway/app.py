@@ -104,10 +104,14 @@ class GatewayApp:
         key = admission.read_key(admission.credential(scope["headers"]))
         if key.id not in self.table.current.keys:
             await self.table.refresh()  # made a moment ago, perhaps
-        table, now = self.table.current, monotonic()
-        entry = table.keys.get(key.id)
-        is_fresh = table.is_fresh(now)
-        admission.check_key(key, entry, self._pepper, now_s=table.now_s(now), is_table_fresh=is_fresh)
+        table = self.table.current
+        admission.check_key(
+            key,
+            table.keys.get(key.id),
+            self._pepper,
+            now_s=table.now_s(monotonic()),
+            is_table_fresh=self.table.is_fresh(),
+        )
 
     # --- models ---------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from nodes.protocol import ClusterKey
 log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""A table older than this is behind: what it does not know may exist."""
+"""A table older than this is behind: what it does not hold may exist."""
 RELOAD_S = 60.0
 """How often everything is read again, because not every hand that edits a database counts its changes up."""
 GAP_S = 0.02
@@ -88,13 +88,6 @@ class Table:
     targets: Mapping[int, tuple[Target, ...]] = field(default_factory=dict)
     keys: Mapping[str, KeyEntry] = field(default_factory=dict)
     situations: Mapping[int, Situation] = field(default_factory=dict)
-
-    @property
-    def is_read(self) -> bool:
-        return self.revision >= 0
-
-    def is_fresh(self, monotonic_s: float) -> bool:
-        return monotonic_s - self.read_at_s < FRESH_S
 
     def now_s(self, monotonic_s: float) -> float:
         return self.clock_s + (monotonic_s - self.read_at_s)
@@ -301,6 +294,10 @@ class LiveTable:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._thread.stop()
+
+    def is_fresh(self) -> bool:
+        """Whether the table can be trusted in what it does not hold."""
+        return not self._is_behind and monotonic() - self.current.read_at_s < FRESH_S
 
     def changed(self) -> asyncio.Event:
         """Set once the table differs from the current one."""

@@ -1,0 +1,415 @@
+"""The routing table against a real database: what changed is seen, what did not is not read again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from catalog.keys import KeyText
+from catalog.models import Key, Model, Name, Profile, Revision, Tombstone
+from llmgw.gateway.admission import Situation
+from llmgw.gateway.table import SITUATION_S, Table, read_table
+from nodes.models import Node, Rank, Replica, Unplaced
+from nodes.protocol import ClusterKey
+from tests.stage import Play, change, make_key, make_model, make_replica, playing
+from tests.waiting import wait_until
+
+KEY = ClusterKey("k1", b"a secret of the cluster for tests")
+
+
+class _Engine:
+    port = 30_001
+
+
+ENGINE: Any = _Engine()
+
+
+def _read(previous: Table | None = None) -> Table:
+    return read_table(previous or Table(), KEY)
+
+
+def _served(table: Table, name: str) -> list[str]:
+    """Which replicas a request for the name may go to."""
+    model = table.find(name)
+    return [] if model is None else [target.replica for target in table.targets_of(model)]
+
+
+def _shape(table: Table) -> tuple[object, ...]:
+    """What requests see of a table."""
+    return (table.models, table.names, table.targets, table.keys, table.situations)
+
+
+def _remove(model: Model) -> None:
+    """As the verb does."""
+    with transaction.atomic():
+        revision = Revision.advance()
+        Tombstone.objects.create(name=model.name, revision=revision)
+        model.delete()
+
+
+# --- models and names ---------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_table_of_nothing_is_read_from_an_empty_database() -> None:
+    table = _read()
+    assert (table.revision, table.models, table.keys) == (0, {}, {})
+
+
+@pytest.mark.django_db
+def test_an_unchanged_database_is_asked_for_its_revision_and_its_keys_and_nothing_else() -> None:
+    make_replica(make_model(), ENGINE)
+    make_key()
+    table = _read()
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        assert _shape(_read(table)) == _shape(table)
+    assert len(queries) == 2
+
+
+@pytest.mark.django_db
+def test_a_change_is_read_with_a_fixed_number_of_queries() -> None:
+    models = [make_model(f"model-{number}", f"alias-{number}") for number in range(30)]
+    table = _read()
+    counts = []
+    for some in (models[:1], models):
+        for model in some:
+            change(model, description="edited")
+            make_replica(model, ENGINE)
+        with CaptureQueriesContext(connection) as queries:
+            table = _read(table)
+        counts.append(len(queries))
+    assert counts[0] == counts[1] <= 12
+
+
+@pytest.mark.django_db
+def test_an_edit_replaces_all_of_a_models_names() -> None:
+    model = make_model("a", "old-alias")
+    table = _read()
+    Name.objects.filter(name="old-alias").update(name="new-alias")
+    Name.objects.filter(name="a").update(name="b")
+    change(model, name="b")
+    assert dict(_read(table).names) == {"b": model.pk, "new-alias": model.pk}
+
+
+@pytest.mark.django_db
+def test_an_alias_that_moved_belongs_to_its_new_model() -> None:
+    first, second = make_model("first", "shared"), make_model("second")
+    table = _read()
+    Name.objects.filter(name="shared").update(model=second)
+    change(first)
+    change(second)
+    found = _read(table).find("shared")
+    assert found is not None
+    assert found.name == "second"
+
+
+@pytest.mark.django_db
+def test_a_removed_model_is_forgotten_with_its_aliases_and_replicas() -> None:
+    model = make_model("a", "alias")
+    make_replica(model, ENGINE)
+    table = _read()
+    assert len(_served(table, "alias")) == 1
+    _remove(model)
+    table = _read(table)
+    assert (table.models, table.names, table.targets) == ({}, {}, {})
+
+
+@pytest.mark.django_db
+def test_a_model_that_was_removed_and_added_again_between_two_reads_is_the_new_one() -> None:
+    make_replica(make_model("a", "alias"), ENGINE)
+    table = _read()
+    _remove(Model.objects.get())
+    Tombstone.objects.all().delete()  # the verb does so when the name comes back
+    again = make_model("a")
+    assert dict(_read(table).names) == {"a": again.pk}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("engines", "is_simulated"),
+    [
+        pytest.param(["sim", "sim"], True, id="all sim"),
+        pytest.param(["sim", "vllm"], False, id="one of two"),
+        pytest.param([], False, id="no profile"),
+    ],
+)
+def test_simulated_is_what_every_profile_simulates(engines: list[str], is_simulated: bool) -> None:
+    model = make_model()
+    model.profiles.all().delete()
+    for number, engine in enumerate(engines):
+        Profile.objects.create(model=model, name=str(number), engine=engine, gpu_class="x")
+    found = _read().find("tiny")
+    assert found is not None
+    assert found.is_simulated is is_simulated
+
+
+# --- replicas -----------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_target_is_the_first_rank_under_the_replicas_own_key() -> None:
+    replica = make_replica(make_model(), ENGINE, served_name="launched-as")
+    second = Node.objects.create(name="there", address="http://10.0.0.8:8378")
+    Rank.objects.create(replica=replica, node=second, rank=1, port=30_002)
+    (target,) = _read().targets[replica.model_id or 0]
+    assert target.replica == str(replica.pk)
+    assert target.served_name == "launched-as"
+    assert target.origin == "http://127.0.0.1:30001"
+    assert target.key == KEY.replica_key(str(replica.pk), 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        pytest.param("http://10.0.0.7:8378", "http://10.0.0.7:30001", id="IPv4"),
+        pytest.param("http://[fd00::7]:8378", "http://[fd00::7]:30001", id="IPv6"),
+        pytest.param("https://gpu-7.example:8378/", "http://gpu-7.example:30001", id="an agent behind TLS"),
+    ],
+)
+def test_an_engine_listens_where_its_agent_does(address: str, origin: str) -> None:
+    replica = make_replica(make_model(), ENGINE)
+    Node.objects.update(address=address)
+    change(replica)
+    assert [entry.target.origin for entry in _read().replicas.values()] == [origin]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param({"state": "draining"}, id="drains"),
+        pytest.param({"state": "failed"}, id="failed"),
+        pytest.param({"state": "lost"}, id="is lost"),
+        pytest.param({"wanted": "drain"}, id="is wanted gone, and does not know yet"),
+        pytest.param({"wanted": "stop"}, id="is wanted stopped"),
+        pytest.param({"model": None}, id="lost its model"),
+    ],
+)
+def test_no_request_goes_to_a_replica_that(columns: dict[str, Any]) -> None:
+    replica = make_replica(make_model(), ENGINE)
+    table = _read()
+    assert _served(table, "tiny") == [str(replica.pk)]
+    change(replica, **columns)
+    assert _served(_read(table), "tiny") == []
+    assert _served(_read(), "tiny") == []
+
+
+@pytest.mark.django_db
+def test_no_request_goes_to_a_replica_whose_port_is_not_known() -> None:
+    make_replica(make_model(), None)
+    assert _served(_read(), "tiny") == []
+
+
+@pytest.mark.django_db
+def test_a_new_generation_has_a_new_key() -> None:
+    replica = make_replica(make_model(), ENGINE)
+    table = _read()
+    change(replica, generation=2)
+    (target,) = _read(table).targets[replica.model_id or 0]
+    assert target.key == KEY.replica_key(str(replica.pk), 2)
+
+
+@pytest.mark.django_db
+def test_a_weight_is_the_profiles_as_it_is_now_and_one_when_the_profile_is_gone() -> None:
+    model = make_model()
+    replica = make_replica(model, ENGINE)
+    table = _read()
+    model.profiles.update(weight=3)
+    change(model)
+    table = _read(table)
+    assert [target.weight for target in table.targets[model.pk]] == [3]
+    model.profiles.all().delete()
+    change(model)
+    change(replica)
+    assert [target.weight for target in _read(table).targets[model.pk]] == [1]
+
+
+@pytest.mark.django_db
+def test_what_a_model_waits_for_is_read_without_a_revision_but_not_every_time() -> None:
+    model = make_model()
+    table = _read()
+    make = Replica.objects.create
+    make(model=model, launch={"model": "tiny"}, state="starting", reason="loading weights")
+    Unplaced.objects.create(model=model, missing=1, why="no room for a second")
+    assert _read(table).situations == {}
+    table = _read(replace(table, situated_at_s=table.situated_at_s - SITUATION_S))
+    assert table.situations == {
+        model.pk: Situation(on_the_way=(("starting", "loading weights"),), unplaced="no room for a second")
+    }
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("kinds", "needs_edit"),
+    [
+        pytest.param([], False, id="none"),
+        pytest.param(["configuration"], True, id="a wrong flag"),
+        pytest.param(["configuration", "transient"], False, id="a wrong flag, and since then something else"),
+        pytest.param(["transient", "configuration"], True, id="a wrong flag at last"),
+    ],
+)
+def test_the_last_failure_says_whether_waiting_helps(kinds: list[str], needs_edit: bool) -> None:
+    model = make_model()
+    for kind in kinds:
+        failed = make_replica(model, None, state="failed")
+        change(failed, failure_kind=kind, state_since=Now())
+    Unplaced.objects.create(model=model, missing=1, why="it failed")
+    assert _read().situations[model.pk].needs_edit is needs_edit
+
+
+# --- keys ---------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_revoked_key_stays_known_as_revoked() -> None:
+    row, _ = make_key()
+    table = _read()
+    assert not table.keys[row.pk].is_revoked
+    change(row, revoked_at=Now())
+    assert _read(table).keys[row.pk].is_revoked
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "is_deleted", [pytest.param(True, id="deleted"), pytest.param(False, id="deactivated")]
+)
+def test_keys_go_with_their_owner_and_without_a_revision(is_deleted: bool) -> None:
+    row, _ = make_key("grace")
+    other, _ = make_key("ada")
+    table = _read()
+    assert set(table.keys) == {row.pk, other.pk}
+    grace = User.objects.filter(username="grace")
+    if is_deleted:
+        grace.delete()
+    else:
+        grace.update(is_active=False)
+    assert set(_read(table).keys) == {other.pk}
+
+
+@pytest.mark.django_db
+def test_a_key_expires_by_the_databases_clock() -> None:
+    row, _ = make_key(expires_at=Now())
+    table = _read()
+    expires_at_s = table.keys[row.pk].expires_at_s
+    assert expires_at_s is not None
+    assert expires_at_s <= table.now_s(table.read_at_s) < expires_at_s + 10
+    assert table.now_s(table.read_at_s + 60) == table.now_s(table.read_at_s) + 60
+
+
+# --- from anywhere to the same ------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_database_that_was_restored_is_read_from_the_start() -> None:
+    make_model("gone")
+    table = _read()
+    Model.objects.all().delete()
+    Revision.objects.update(value=0)
+    assert _read(table).models == {}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seed", range(5))
+def test_reading_what_changed_gives_the_same_table_as_reading_everything(seed: int) -> None:
+    chance = random.Random(seed)
+    table = _read()
+    for _ in range(40):
+        for _ in range(chance.randint(1, 4)):
+            _edit_something(chance)
+        table = _read(replace(table, situated_at_s=float("-inf")))
+        assert _shape(table) == _shape(_read())
+
+
+def _edit_something(chance: random.Random) -> None:
+    models, replicas = list(Model.objects.all()), list(Replica.objects.all())
+    keys = list(Key.objects.all())
+    free = [name for name in "abcdef" if not Name.objects.filter(name=name).exists()]
+    edits = ["add"] * bool(free) + ["key"] + ["revoke"] * bool(keys)
+    edits += ["remove", "rename", "alias", "scale", "start"] * bool(models) + ["move"] * (2 * bool(replicas))
+    match chance.choice(edits):
+        case "add":
+            name = chance.choice(free)
+            Tombstone.objects.filter(name=name).delete()
+            make_model(name, low=0)
+        case "remove":
+            _remove(chance.choice(models))
+        case "rename" if free:
+            model, name = chance.choice(models), chance.choice(free)
+            Tombstone.objects.filter(name=name).delete()
+            model.names.filter(is_canonical=True).update(name=name)
+            was = model.name
+            change(model, name=name)
+            Tombstone.objects.create(name=was, revision=Revision.objects.get().value)
+        case "alias" if free:
+            model = chance.choice(models)
+            model.names.filter(is_canonical=False).delete()
+            Name.objects.create(name=chance.choice(free), model=model, position=1)
+            change(model)
+        case "scale":
+            change(chance.choice(models), scaling_max=chance.randint(0, 2))
+        case "start":
+            make_replica(chance.choice(models), ENGINE, state=chance.choice(["starting", "ready"]))
+        case "move":
+            state = chance.choice(["ready", "draining", "stopped", "lost", "pending"])
+            change(chance.choice(replicas), state=state, wanted=chance.choice(["run", "run", "drain"]))
+        case "key":
+            make_key(chance.choice(["ada", "grace"]))
+        case "revoke":
+            change(chance.choice(keys), revoked_at=Now())
+
+
+# --- when the database is away ------------------------------------------------------------
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as play:
+        yield play
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_last_table_serves_on_while_the_database_is_away(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert play.chat().choices
+    _, later = make_key()
+    with _database_away():
+        wait_until(lambda: "serves on" in caplog.text, "the gateway to notice")
+        assert play.chat().choices
+        assert play.shown("tiny")["status"] == "ready"
+        refusal = play.send("GET", "/v1/models", Authorization=f"Bearer {_nobodys_key()}")
+        assert (refusal.status, refusal.body["code"]) == (503, "database_away")
+        assert "retry-after" in refusal.headers
+    wait_until(lambda: "kept up with the database again" in caplog.text, "the gateway to notice")
+    assert play.send("GET", "/v1/models", Authorization=f"Bearer {later}").status == 200
+    assert play.send("GET", "/v1/models", Authorization=f"Bearer {_nobodys_key()}").status == 401
+    told = [record for record in caplog.records if "serves on" in record.message]
+    assert len(told) == 1, "an outage is one line, not four a second"
+
+
+def _nobodys_key() -> str:
+    return KeyText.from_bytes(b"\x05" * 6, b"\x06" * 24).reveal()
+
+
+@contextlib.contextmanager
+def _database_away() -> Iterator[None]:
+    """What every read of the table needs is not there."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE catalog_revision RENAME TO catalog_elsewhere")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE catalog_elsewhere RENAME TO catalog_revision")
