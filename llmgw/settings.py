@@ -198,6 +198,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "rest_framework",
+    "servestatic",
     "axes",
     "csp",
     "catalog",
@@ -207,7 +208,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -240,11 +241,12 @@ TEMPLATES = [
 LANGUAGE_CODE = "en"
 USE_I18N = False
 USE_TZ = True
+DATETIME_FORMAT = "Y-m-d H:i:s"
 TIME_ZONE = "UTC"
 
 STATIC_URL = "/static/"
-STATIC_ROOT = _folder("static")  # empty, but there: WhiteNoise warns of one that is not
-WHITENOISE_USE_FINDERS = True  # served from where they are: there is no collectstatic step to forget
+SERVESTATIC_USE_FINDERS = True  # served from where they are: there is no collectstatic step to forget
+SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
 # Everything this program logs goes to stderr, for whoever started it to keep.
 LOGGING = {

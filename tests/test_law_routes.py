@@ -16,7 +16,7 @@ from llmgw.gateway import app as gateway
 from nodes.agent.app import Agent, Identity
 
 OPEN = {"/healthz", "/admin/login/"}
-"""Static files beside these: whitenoise serves them before any route, and they hold nothing of anybody."""
+"""Static files beside these: they are served before any route, and they hold nothing of anybody."""
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 SAMPLES = {
