@@ -1,0 +1,558 @@
+"""What the next pass would do: a table of situations, each with the plan it leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from catalog.spec import ModelSpec
+from nodes.placement import Freshness, Node
+from nodes.plan import Plan, orders, plan
+from nodes.protocol import EngineReport, GpuReport, Launch, RankReport, StateReport
+from nodes.retry import Failure
+from nodes.snapshot import Demand, Model, Rank, Replica, Snapshot, Stranger, launch_of
+
+NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
+NODES = ("a", "b")
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+@dataclass
+class World:
+    """A snapshot in the making. Nodes are called by a letter, replicas by a word, models by their name."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    replicas: list[Replica] = field(default_factory=list)
+    strangers: list[Stranger] = field(default_factory=list)
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+    def node(self, name: str, gpus: int = 4, **columns: Any) -> World:
+        report = StateReport(
+            "cluster",
+            name,
+            gpus=tuple(GpuReport(f"{name}{index}", index, gpu_class="sim") for index in range(gpus)),
+            engines=(EngineReport("sim"),),
+        )
+        self.nodes[name] = Node(id=ord(name), name=name, report=report, **columns)
+        return self
+
+    def model(
+        self,
+        name: str = "m",
+        low: int = 1,
+        high: int = 1,
+        *,
+        idle_timeout: str = "",
+        demand: Demand | None = None,
+        profiles: list[dict[str, Any]] | None = None,
+        **profile: Any,
+    ) -> World:
+        first = {"name": "p", "engine": "sim", "gpu_class": "sim"} | profile
+        spec = ModelSpec.load(
+            {
+                "name": name,
+                "source": "org/m",
+                "profiles": [first, *(first | each for each in profiles or ())],
+                "scaling": {"min": low, "max": high, "idle_timeout": idle_timeout or 0},
+            }
+        )
+        self.models[name] = Model(ord(name[0]), spec, demand=demand or Demand())
+        return self
+
+    def replica(
+        self,
+        name: str,
+        on: str = "a",
+        gpus: str = "",
+        *,
+        of: str | None = "m",
+        state: str = "ready",
+        **columns: Any,
+    ) -> World:
+        model = self.models[of] if of else None
+        launch = (
+            launch_of(model, model.spec.profiles[0]) if model else Launch("gone", "org/gone", {"name": "p"})
+        )
+        rank = Rank(
+            ord(on), gpus=tuple(f"{on}{gpu}" for gpu in gpus), state=columns.pop("rank_state", state),
+            requests=columns.pop("requests", 0), knows_launch=columns.pop("knows_launch", True),
+        )  # fmt: skip
+        columns = {
+            "created_at": ago(3600),
+            "state_since": ago(3600),
+            "fingerprint": launch.fingerprint,
+        } | columns
+        self.replicas.append(
+            Replica(name, model.id if model else None, launch, (rank,), state=state, **columns)
+        )
+        return self
+
+    def stranger(
+        self, name: str, on: str = "a", gpus: str = "", *, launch: Launch | None = None, **columns: Any
+    ) -> World:
+        if launch is None and (model := self.models.get("m")):
+            launch = launch_of(model, model.spec.profiles[0])
+        is_over_here = columns.pop("is_over_here", False)
+        report = RankReport(
+            name, 2, columns.pop("rank", 0), columns.pop("state", "ready"), launch=launch,
+            gpus=tuple(f"{on}{gpu}" for gpu in gpus), **columns,
+        )  # fmt: skip
+        self.strangers.append(Stranger(ord(on), report, is_over_here))
+        return self
+
+    def failed(self, kind: str, *ago_s: float, on: str = "a", profile: int = 0) -> World:
+        model = self.models["m"]
+        launch = launch_of(model, model.spec.profiles[profile])
+        self.failures += [
+            (
+                model.id,
+                Failure(f"failed-{each}", launch, ago(each), kind=kind, reason="It exited.", node=ord(on)),
+            )
+            for each in ago_s
+        ]
+        return self
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            now=NOW,
+            nodes=tuple(self.nodes.values()),
+            models=tuple(self.models.values()),
+            replicas=tuple(self.replicas),
+            strangers=tuple(self.strangers),
+            failures=tuple(self.failures),
+            unreadable=self.unreadable,
+            answered=frozenset(node.id for node in self.nodes.values() if node.freshness is Freshness.FRESH),
+        )
+
+
+def two_nodes() -> World:
+    return World().node("a").node("b")
+
+
+def told(decision: Plan) -> list[str]:
+    """The plan as sentences, one an action."""
+    return [
+        *(f"adopt {each.report.replica} on {chr(each.node)}" for each in decision.adopt),
+        *(f"lost {each.replica}: {each.why}" for each in decision.lost),
+        *(f"drain {each.replica}: {each.why}" for each in decision.drain),
+        *(f"stop {each.replica}: {each.why}" for each in decision.stop),
+        *(
+            f"start {each.launch.model}/{each.launch.profile['name']} on {chr(each.node)} "
+            + " ".join(each.gpus)
+            for each in decision.start
+        ),
+        *(f"blocked {chr(each.model)} x{each.missing}: {each.why}" for each in decision.blocked),
+        *(f"orphan {each.report.replica}: {each.why}" for each in decision.orphans),
+    ]
+
+
+ASKED = Demand(asked_at=ago(1), waiting=3)
+IDLE = Demand(asked_at=ago(3600))
+
+
+@pytest.mark.parametrize(
+    ("world", "does"),
+    [
+        # min and max
+        pytest.param(World(), [], id="nothing is wanted and nothing there"),
+        pytest.param(two_nodes().model(), ["start m/p on a a0"], id="one is wanted and none there"),
+        pytest.param(
+            two_nodes().model(low=3, high=3, tp=2),
+            ["start m/p on a a0 a1", "start m/p on b b0 b1", "start m/p on a a2 a3"],
+            id="three spread over two nodes",
+        ),
+        pytest.param(
+            two_nodes().model(low=2, high=2).replica("one", gpus="0"),
+            ["start m/p on b b0"],
+            id="the second goes where the first is not",
+        ),
+        pytest.param(two_nodes().model().replica("one", gpus="0"), [], id="what is wanted is there"),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", state="pending"),
+            [],
+            id="what was assigned is waited for",
+        ),
+        pytest.param(
+            two_nodes().model(low=1, high=3).replica("one", gpus="0").replica("two", gpus="1"),
+            [],
+            id="between min and max nothing is touched",
+        ),
+        pytest.param(
+            two_nodes().model().replica("old", gpus="0").replica("new", "b", "0", created_at=ago(5)),
+            ["drain new: 2 run and the maximum is 1"],
+            id="over max the newest goes",
+        ),
+        pytest.param(
+            two_nodes()
+            .model()
+            .replica("stale", gpus="0", fingerprint="0" * 16)
+            .replica("new", "b", "0", created_at=ago(5)),
+            ["drain stale: 2 run and the maximum is 1"],
+            id="over max a stale one goes before a new one",
+        ),
+        pytest.param(
+            two_nodes()
+            .model()
+            .replica("stale", gpus="0", fingerprint="0" * 16)
+            .replica("loading", "b", "0", state="starting"),
+            ["stop loading: 2 run and the maximum is 1"],
+            id="over max one that is not ready goes first, undrained",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=0).replica("one", gpus="0"),
+            ["drain one: the model is off (max 0)"],
+            id="a model that is off stops",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=0, demand=ASKED),
+            [],
+            id="a model that is off is not woken by demand",
+        ),
+        pytest.param(
+            two_nodes().model().replica("going", gpus="0", wanted="drain"),
+            ["blocked m x1: 1 replica is stopping first, as the maximum is 1"],
+            id="the next one waits for the last one to stop",
+        ),
+        pytest.param(
+            two_nodes().model(low=1, high=2).replica("going", gpus="0", wanted="stop"),
+            ["start m/p on b b0"],
+            id="unless the maximum leaves room for both",
+        ),
+        # edits and removals
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", fingerprint="0" * 16),
+            [],
+            id="an edited profile touches nothing that runs",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", fingerprint=""),
+            [],
+            id="an unknown fingerprint touches nothing that runs",
+        ),
+        pytest.param(
+            two_nodes().replica("one", gpus="0", of=None),
+            ['drain one: model "gone" was removed from the catalog'],
+            id="a removed model is drained",
+        ),
+        pytest.param(
+            two_nodes().replica("one", gpus="0", of=None, state="fetching"),
+            ['stop one: model "gone" was removed from the catalog'],
+            id="a removed model that only loads is stopped",
+        ),
+        pytest.param(
+            two_nodes().replica("one", gpus="0", of=None, wanted="drain"), [], id="a removal is ordered once"
+        ),
+        # on demand
+        pytest.param(two_nodes().model(low=0, high=1), [], id="on demand: nobody asks"),
+        pytest.param(
+            two_nodes().model(low=0, high=2, demand=ASKED),
+            ["start m/p on a a0"],
+            id="on demand: somebody waits",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=Demand(asked_at=ago(5))),
+            ["start m/p on a a0"],
+            id="on demand: somebody has just given up waiting",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=Demand(asked_at=ago(60))),
+            [],
+            id="on demand: somebody gave up a minute ago",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=2, demand=ASKED).replica("one", gpus="0", state="starting"),
+            [],
+            id="on demand: it loads already",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0"),
+            ["drain one: nobody has asked for it for 15m"],
+            id="on demand: idle past the default",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, idle_timeout="2h", demand=IDLE).replica("one", gpus="0"),
+            [],
+            id="on demand: idle, but not for as long as it says",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1).replica("one", gpus="0"),
+            ["drain one: nobody has asked for it for 15m"],
+            id="on demand: never asked for since it is ready",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0", state_since=ago(60)),
+            [],
+            id="on demand: the clock begins when it is ready",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0", state="starting"),
+            [],
+            id="on demand: the clock stands while it loads",
+        ),
+        pytest.param(
+            two_nodes()
+            .model(low=0, high=1, demand=Demand(asked_at=ago(3600), in_flight=1))
+            .replica("one", gpus="0"),
+            [],
+            id="on demand: the clock stands while a request is in flight",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0", requests=1),
+            [],
+            id="on demand: the clock stands while its engine has a request",
+        ),
+        pytest.param(
+            two_nodes()
+            .model(low=0, high=1, demand=Demand(asked_at=ago(3600), is_known=False))
+            .replica("one", gpus="0"),
+            [],
+            id="on demand: without a report it is unknown, not idle",
+        ),
+        pytest.param(
+            two_nodes().model(low=1, high=1, demand=IDLE).replica("one", gpus="0"),
+            [],
+            id="one that is kept is not unloaded",
+        ),
+        # nodes
+        pytest.param(
+            World().node("a", is_cordoned=True).node("b").model(),
+            ["start m/p on b b0"],
+            id="a cordoned node gets nothing",
+        ),
+        pytest.param(
+            World().node("a", is_cordoned=True).model().replica("one", gpus="0"),
+            [],
+            id="a cordoned node keeps what it has",
+        ),
+        pytest.param(
+            World().node("a", freshness=Freshness.SUSPECT).node("b").model().replica("one", gpus="0"),
+            [],
+            id="a suspect node's replica still counts",
+        ),
+        pytest.param(
+            World().node("a", freshness=Freshness.LOST).node("b").model().replica("one", gpus="0"),
+            ["lost one: no contact with a; it is replaced if it can be", "start m/p on b b0"],
+            id="a lost node's replica is replaced",
+        ),
+        pytest.param(
+            World()
+            .node("a", freshness=Freshness.LOST)
+            .node("b")
+            .model()
+            .replica("one", gpus="0", state="lost"),
+            ["start m/p on b b0"],
+            id="it is taken as lost once",
+        ),
+        pytest.param(
+            two_nodes()
+            .model()
+            .replica("back", gpus="0", created_at=ago(9000))
+            .replica("instead", "b", "0", created_at=ago(100)),
+            ["drain instead: 2 run and the maximum is 1"],
+            id="back with surplus: the newest goes",
+        ),
+        # adoption
+        pytest.param(
+            two_nodes().model().stranger("stray", gpus="2"),
+            ["adopt stray on a"],
+            id="a stranger of ours is adopted",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0").stranger("stray", gpus="2"),
+            ["adopt stray on a", "drain stray: 2 run and the maximum is 1"],
+            id="adopted and too many",
+        ),
+        pytest.param(
+            two_nodes().model(low=0, high=0).stranger("stray", gpus="2"),
+            ["adopt stray on a", "drain stray: the model is off (max 0)"],
+            id="adopted and off",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0").stranger("stray", gpus="0"),
+            ["orphan stray: GPU a0 is claimed by replica one; it is left running"],
+            id="not adopted: its GPU is claimed",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", "b", "0").stranger("one", gpus="2"),
+            ["orphan one: replica one is assigned to b, not to this node; it is left running"],
+            id="not adopted: its replica is elsewhere",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", "b", "0").stranger("s", gpus="2", launch=Launch("x", "", {})),
+            ['orphan s: model "x" is not in the catalog; it is left running'],
+            id="not adopted: no such model",
+        ),
+        pytest.param(
+            two_nodes()
+            .model()
+            .replica("one", "b", "0")
+            .stranger("s", gpus="2", launch=Launch("m", "", {"name": "p", "nodes": 2})),
+            ["orphan s: it is a part of a replica over several nodes; it is left running"],
+            id="not adopted: a part of a gang",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", "b", "0").stranger("over", gpus="2", state="failed"),
+            [],
+            id="a stranger that has ended is nobody's affair",
+        ),
+        pytest.param(
+            World().node("a", gpus=1).model().stranger("ended", gpus="0", is_over_here=True),
+            ["blocked m x1: 0 of 1 node: 1 lacks 1 free sim"],
+            id="what is over here and runs there holds its GPU",
+        ),
+        # failures
+        pytest.param(
+            two_nodes().model().failed("transient", 0.5),
+            ['blocked m x1: profile "p" failed: It exited; next try at 12:00:00 UTC'],
+            id="a crash a moment ago is backed off from",
+        ),
+        pytest.param(
+            two_nodes().model().failed("transient", 30), ["start m/p on a a0"], id="and then tried again"
+        ),
+        pytest.param(
+            two_nodes().model().failed("node", 5), ["start m/p on b b0"], id="a node's own trouble: elsewhere"
+        ),
+        pytest.param(
+            World().node("a").model().failed("node", 5),
+            ["blocked m x1: 0 of 1 node: 1 where it failed a moment ago"],
+            id="a node's own trouble, and no other node",
+        ),
+        pytest.param(
+            two_nodes().model(profiles=[{"name": "q", "priority": -1}]).failed("configuration", 5000),
+            ["start m/q on a a0"],
+            id="a wrong configuration gives way to the next profile",
+        ),
+        pytest.param(
+            two_nodes().model(profiles=[{"name": "q", "priority": -1}]).failed("transient", 0),
+            ['blocked m x1: profile "p" failed: It exited; next try at 12:00:01 UTC'],
+            id="a short wait does not",
+        ),
+        pytest.param(
+            two_nodes()
+            .model(profiles=[{"name": "q", "priority": -1, "tp": 8}])
+            .failed("configuration", 5000),
+            [
+                (
+                    "blocked m x1: 0 of 2 nodes: 2 lack 8 free sim; "
+                    'profile "p" failed: It exited; it is tried again after an edit, '
+                    "or once the failed replica failed-5 is stopped"
+                )
+            ],
+            id="all that is in the way is said",
+        ),
+        # room
+        pytest.param(
+            World().node("a", gpus=3).model(low=2, high=2, tp=2),
+            ["start m/p on a a0 a1", "blocked m x1: 0 of 1 node: 1 lacks 2 free sim"],
+            id="as many as there is room for",
+        ),
+        pytest.param(
+            World().node("a", gpus=1).model("m").model("n"),
+            ["start m/p on a a0", "blocked n x1: 0 of 1 node: 1 lacks 1 free sim"],
+            id="one GPU is not given away twice",
+        ),
+        pytest.param(
+            World().node("a", gpus=1, taken=frozenset({"a0"})).model(),
+            ["blocked m x1: 0 of 1 node: 1 lacks 1 free sim"],
+            id="an orphan's GPU is taken",
+        ),
+        pytest.param(
+            World(unreadable={ord("m"): "it breaks the law"}).node("a"),
+            ["blocked m x0: it breaks the law"],
+            id="a model that breaks the law is said",
+        ),
+    ],
+)
+def test_the_plan(world: World, does: list[str]) -> None:
+    assert told(plan(world.snapshot())) == does
+
+
+@pytest.mark.parametrize(
+    ("world", "tells"),
+    [
+        pytest.param(
+            two_nodes().model().replica("one", gpus="01", state="pending"),
+            ["run one on a: a0 a1"],
+            id="a new one",
+        ),
+        pytest.param(two_nodes().model().replica("one", gpus="0"), [], id="one that it reports"),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", state="starting", knows_launch=False),
+            ["run one on a: a0"],
+            id="one whose record it has lost",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", wanted="drain"),
+            ["stop one on a within 30 s"],
+            id="to drain",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", wanted="stop"),
+            ["stop one on a within 5 s"],
+            id="to stop",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", wanted="drain", state="draining"),
+            [],
+            id="one that drains",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0", wanted="stop", state="pending"),
+            ["stop one on a within 5 s"],
+            id="to bury what it may never have heard of",
+        ),
+        pytest.param(
+            two_nodes().model().stranger("ended", gpus="0", is_over_here=True),
+            ["stop ended on a within 5 s"],
+            id="to stop what is over by our record",
+        ),
+        pytest.param(
+            two_nodes().model().stranger("ended", is_over_here=True, state="draining"), [], id="which it does"
+        ),
+        pytest.param(two_nodes().model().stranger("stray"), [], id="nothing of an engine nobody knows"),
+        pytest.param(
+            World().node("a", freshness=Freshness.SUSPECT).model().replica("one", state="pending"),
+            [],
+            id="nothing, as it did not answer",
+        ),
+    ],
+)
+def test_what_an_agent_is_told(world: World, tells: list[str]) -> None:
+    assert [
+        f"run {each.replica} on {chr(each.node)}: {' '.join(each.gpus)}"
+        if each.launch
+        else f"stop {each.replica} on {chr(each.node)} within {each.drain_s} s"
+        for each in orders(world.snapshot())
+    ] == tells
+
+
+def test_a_launch_holds_all_that_shapes_the_command() -> None:
+    model = two_nodes().model(args=["--ttft", "1s"]).models["m"]
+    model = dataclasses.replace(model, source_revision="c0ffee", source_bytes=7)
+    (start,) = plan(dataclasses.replace(two_nodes().snapshot(), models=(model,))).start
+    profile = model.spec.profiles[0]
+    assert start.launch == Launch(
+        "m",
+        "org/m",
+        profile.as_dict(),
+        fingerprint=profile.fingerprint(),
+        revision="c0ffee",
+        context_length=0,
+        capabilities={},
+        source_bytes=7,
+    )
+
+
+def test_a_start_says_for_what() -> None:
+    (kept,) = plan(two_nodes().model(low=2, high=2).replica("one", gpus="0").snapshot()).start
+    (asked,) = plan(two_nodes().model(low=0, high=1, demand=ASKED).snapshot()).start
+    assert (kept.why, asked.why) == ("2 wanted, 1 there", "asked for, 3 waiting")
