@@ -80,7 +80,8 @@ class Ranks:
             self._judge_generation(assignment.replica, assignment.generation, generation)
             if not known.record.is_over:
                 sentence = (
-                    f"Generation {generation} of {assignment.replica} still runs here; delete it first."
+                    f"Generation {generation} of {assignment.replica} still runs here; delete it first, and "
+                    f"wait until it is gone."
                 )
                 raise Refusal(409, "generation", sentence)
         self._judge_room(assignment)

@@ -116,9 +116,7 @@ def _judge_arg(adapter: Adapter, launch: Launch, seat: Seat, argument: str) -> N
         raise RenderError(f"{subject(launch)}: an argument holds a NUL character; remove it.")
     option = argument.split("=", 1)[0]
     if owner := owner_of(argument, adapter.name):
-        raise RenderError(
-            f"{subject(launch)}: {option} comes {owner}, so a profile may not give it; remove it."
-        )
+        raise RenderError(f"{subject(launch)}: {option} is {owner}, so a profile may not give it; remove it.")
     if option in adapter.refused_args and option not in seat.allowed_args:
         raise RenderError(
             f"{subject(launch)}: {option} {adapter.refused_args[option]}, which this node does not allow; "
