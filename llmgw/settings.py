@@ -285,7 +285,7 @@ DATABASES = {"default": _database()}
 
 # --- Celery -----------------------------------------------------------------
 
-REDIS_URL = _url("REDIS_URL", "", "redis", "rediss", "unix")
+REDIS_URL = _url("REDIS_URL", "", "redis", "rediss")
 
 if REDIS_URL:
     # A worker that was killed gives its tick back within seconds, not after Celery's default hour.
