@@ -88,14 +88,10 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
             Replica.objects.filter(pk=replica.pk)
             .exclude(wanted=Replica.Wanted.STOP)
             .exclude(state=Replica.State.STOPPED)
-            .update(
-                wanted=Replica.Wanted.STOP,
-                wanted_why=why or f"stopped by {by}",
-                wanted_since=Now(),
-                revision=Revision.advance(),
-            )
+            .update(wanted=Replica.Wanted.STOP, wanted_why=why or f"stopped by {by}", wanted_since=Now())
         )
         if changed:
+            Replica.objects.filter(pk=replica.pk).update(revision=Revision.advance())
             Event.objects.create(
                 by=by,
                 door=door,

@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from nodes.actions import register_node
 from nodes.protocol import (
     FENCE_HEADER,
     GENERATION_HEADER,
@@ -189,6 +190,17 @@ class FakeAgent:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(5)
             loop.close()
+
+
+def joining(stack: contextlib.ExitStack) -> Callable[..., FakeAgent]:
+    """Makes agents that serve until the stack unwinds, each of a node that it registers."""
+
+    def join(name: str = "node-a", **has: Any) -> FakeAgent:
+        agent = stack.enter_context(FakeAgent(**has).running())
+        agent.serve(*register_node(name, agent.address, by="ann", door="command"))
+        return agent
+
+    return join
 
 
 def _refusal(status: int, code: str, sentence: str) -> web.Response:

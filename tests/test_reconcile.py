@@ -20,11 +20,11 @@ from django.test.utils import CaptureQueriesContext
 from catalog.models import Event, Model, Name, Profile, Revision
 from catalog.spec import ModelSpec
 from nodes import lease
-from nodes.actions import cordon, register_node, stop_replica
+from nodes.actions import cordon, stop_replica
 from nodes.models import Claim, Demand, Gateway, Lease, Node, Orphan, Rank, Replica, Unplaced
 from nodes.protocol import DRAINING, FAILED, READY, STARTING, ClusterKey, Launch, RankReport
 from nodes.reconcile import PassReport, run_pass
-from tests.fake_agent import FakeAgent, gpus
+from tests.fake_agent import FakeAgent, gpus, joining
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,15 +33,8 @@ HOLDER = "here:1:1"
 
 @pytest.fixture
 def agent_of() -> Iterator[Callable[..., FakeAgent]]:
-    """Registers a node and serves as its agent."""
     with ExitStack() as stack:
-
-        def make(name: str = "node-a", **has: Any) -> FakeAgent:
-            agent = stack.enter_context(FakeAgent(**has).running())
-            agent.serve(*register_node(name, agent.address, by="ann", door="command"))
-            return agent
-
-        yield make
+        yield joining(stack)
 
 
 def add_model(name: str = "m", *, low: int = 1, high: int = 1, **profile: Any) -> Model:
