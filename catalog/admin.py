@@ -14,18 +14,16 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from catalog import actions
 from catalog.forms import KeyForm, ModelForm, ProfileForm, ProfileFormSet
 from catalog.hiding import hide_all, hide_model, unhide_model
 from catalog.models import Event, Key, Model, Profile
-from catalog.pieces import as_json, badge, confirm, said, sentence, table
+from catalog.pieces import as_json, badge, confirm, history, said, sentence, table
 from catalog.reading import CatalogError, Fault
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
@@ -33,6 +31,10 @@ from nodes.models import Replica
 from nodes.pieces import replica_badge, stale_badge
 from nodes.showing import models_with_replicas, replicas, spec_of, tally
 from nodes.tasks import wake
+
+admin.site.site_header = admin.site.site_title = "llmgw"
+admin.site.index_title = "What there is"
+admin.site.site_url = None  # there is no other site to view
 
 SOURCE_LOOKS = {Model.Source.OK: "good", Model.Source.WARN: "warn", Model.Source.REFUSE: "bad"}
 
@@ -78,7 +80,7 @@ class ProfileInline(admin.StackedInline):
 class ModelAdmin(admin.ModelAdmin):
     form = ModelForm
     inlines = (ProfileInline,)
-    list_display = ("name", "scaling", "ready", "stale", "source_state", "profile_names", "waits_for")
+    list_display = ("name", "scaling", "ready", "stale", "waits_for", "source_found", "profile_names")
     list_filter = ("source_state",)
     search_fields = ("names__name", "source", "description")
     actions: ClassVar[list[Any]] = ["remove"]
@@ -101,6 +103,9 @@ class ModelAdmin(admin.ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
         return models_with_replicas()
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "Models"} | (extra_context or {}))
+
     @admin.display(description="scaling", ordering="scaling_max")
     def scaling(self, model: Model) -> str:
         return scaling_words(spec_of(model).scaling, settings.LLMGW_IDLE_TIMEOUT)
@@ -116,12 +121,13 @@ class ModelAdmin(admin.ModelAdmin):
     @admin.display(description="stale")
     def stale(self, model: Model) -> SafeString | str:
         counted = tally(model)
-        found = [(f"{counted.stale} stale", "warn")] if counted.stale else []
-        found += [(f"{counted.mild} stale, no restart needed", "")] if counted.mild else []
-        return format_html_join(" ", "{}", ((badge(word, look),) for word, look in found)) or "-"
+        found = [badge(f"{counted.stale} stale", "warn")] if counted.stale else []
+        if counted.mild:
+            found += [badge(f"{counted.mild} stale"), said("no restart needed")]
+        return format_html_join(" ", "{}", ((part,) for part in found)) or "-"
 
     @admin.display(description="source", ordering="source_state")
-    def source_state(self, model: Model) -> SafeString:
+    def source_found(self, model: Model) -> SafeString:
         state = Model.Source(model.source_state)
         return badge(state.label.split(",")[0], SOURCE_LOOKS.get(state, ""))
 
@@ -168,7 +174,7 @@ class ModelAdmin(admin.ModelAdmin):
 
     @admin.display(description="source check")
     def source_check(self, model: Model) -> SafeString:
-        parts = [self.source_state(model)]
+        parts = [self.source_found(model)]
         if model.source_sentence:
             parts.append(said(model.source_sentence))
         if model.source_skipped_by:
@@ -236,7 +242,7 @@ class ModelAdmin(admin.ModelAdmin):
         for warning in outcome.warnings:
             messages.warning(request, sentence(warning))
 
-    # The history is the events, which the verbs write, whoever did it and through whichever door.
+    # The history is the events, which the verbs write.
 
     def construct_change_message(
         self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
@@ -253,8 +259,7 @@ class ModelAdmin(admin.ModelAdmin):
         model = self.get_object(request, unquote(object_id))
         if model is None:
             raise Http404
-        events = reverse("admin:catalog_event_changelist")
-        return redirect(f"{events}?{urlencode({'kind': 'model', 'subject': model.name})}")
+        return history("model", model.name)
 
     # --- removing
 
@@ -326,6 +331,14 @@ class KeyAdmin(admin.ModelAdmin):
     def get_fields(self, request: HttpRequest, obj: Key | None = None) -> Any:
         return (*self.fields, "id", "created_at", "expires_at", "revoked_at") if obj else self.fields
 
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "API keys"} | (extra_context or {}))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        if self.get_object(request, unquote(object_id)) is None:
+            raise Http404
+        return history("key", unquote(object_id))
+
     @admin.display(description="state")
     def state(self, key: Key) -> SafeString:
         return badge("revoked", "bad") if key.revoked_at else badge("live", "good")
@@ -388,6 +401,9 @@ class EventAdmin(admin.ModelAdmin):
     search_fields = ("subject", "by", "why")
     fields = ("at", "who", "door", "verb", "kind", "what", "because", "details")
     show_full_result_count = False
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "Events"} | (extra_context or {}))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

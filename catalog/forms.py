@@ -25,6 +25,7 @@ class TypedField(forms.Field):
 
     def __init__(self, label: str, help_text: str = "", widget: Any = None, **attrs: object) -> None:
         widget = widget or AdminTextInputWidget(attrs=attrs)
+        label = label[:1].upper() + label[1:]
         super().__init__(label=label, help_text=help_text, widget=widget, required=False)
 
     def to_python(self, value: Any) -> str:
@@ -35,9 +36,7 @@ class LinesField(TypedField):
     """One entry a line, read by `read`; a line that cannot be read is the field's error."""
 
     def __init__(self, label: str, read: Callable[[str], Any], help_text: str, rows: int = 4) -> None:
-        widget = AdminTextareaWidget(
-            attrs={"rows": rows, "class": "vLargeTextField lines", "spellcheck": "false"}
-        )
+        widget = AdminTextareaWidget(attrs={"rows": rows, "class": "lines", "spellcheck": "false"})
         super().__init__(label, help_text, widget)
         self.read = read
 
@@ -52,8 +51,8 @@ def _number(label: str, help_text: str = "") -> TypedField:
     return TypedField(label, help_text, inputmode="decimal", size=8, **{"class": "number"})
 
 
-def _duration(label: str, help_text: str = "") -> TypedField:
-    return TypedField(label, help_text, size=8, placeholder="20m", **{"class": "number"})
+def _duration(label: str, help_text: str = "", example: str = "20m") -> TypedField:
+    return TypedField(label, help_text, size=8, placeholder=example, **{"class": "number"})
 
 
 def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedField:
@@ -102,7 +101,7 @@ class ModelForm(forms.ModelForm):
         **{"class": "vTextField"},
     )
     skip_source_check = forms.BooleanField(
-        label="save even if the check refuses the source", required=False, help_text="say why below"
+        label="Save even if the check refuses the source", required=False, help_text="say why below"
     )
     scaling_min = _number("min", "replicas kept running")
     scaling_max = _number("max", "0 with min 0: off")
@@ -113,11 +112,11 @@ class ModelForm(forms.ModelForm):
     routing_profile = _choice("routing profile", ROUTING_PROFILES)
     context_length = _number("context length", "tokens; empty: the model's own")
     max_output = _number("max output", "tokens; empty: no limit of its own")
-    ttft_p99 = _duration("TTFT p99", "promised time to the first token")
-    tpot_p99 = _duration("TPOT p99", "promised time per further token")
-    tools = forms.BooleanField(label="tools", required=False)
-    vision = forms.BooleanField(label="vision", required=False)
-    embeddings = forms.BooleanField(label="embeddings", required=False)
+    ttft_p99 = _duration("TTFT p99", "promised time to the first token", "800ms")
+    tpot_p99 = _duration("TPOT p99", "promised time per further token", "40ms")
+    tools = forms.BooleanField(label="Tools", required=False)
+    vision = forms.BooleanField(label="Vision", required=False)
+    embeddings = forms.BooleanField(label="Embeddings", required=False)
     why = TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
 
     class Meta:

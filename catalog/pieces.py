@@ -17,6 +17,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from catalog.reading import CatalogError, shown
@@ -67,6 +68,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], looks: Sequenc
     ]
     body = format_html_join("", "<tr>{}</tr>", lines)
     return format_html('<table class="facts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, body)
+
+
+def history(kind: str, subject: str) -> HttpResponse:
+    """The events of one thing: the only history there is, whoever did it and through whichever door."""
+    events = reverse("admin:catalog_event_changelist")
+    return redirect(f"{events}?{urlencode({'kind': kind, 'subject': subject})}")
 
 
 def confirm(

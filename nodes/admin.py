@@ -12,21 +12,29 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.hiding import hide_all
-from catalog.pieces import as_json, badge, confirm, preformatted, said, sentence, table
+from catalog.pieces import as_json, badge, confirm, history, preformatted, said, sentence, table
 from catalog.typed import span_words
 from nodes import actions
 from nodes.agents import AgentProblem, last_report, read_log
 from nodes.models import Node, Orphan, Replica
 from nodes.pieces import difference_table, freshness_badge, replica_badge, stale_badge
 from nodes.placement import GB
-from nodes.showing import differences_as_dicts, gpus_of, nodes, replicas, staleness_of, with_age
+from nodes.showing import (
+    differences_as_dicts,
+    gpus_of,
+    launch_as_dict,
+    nodes,
+    replicas,
+    staleness_of,
+    with_age,
+)
 from nodes.tasks import wake
 
 LOG_LINES = 40
@@ -44,6 +52,16 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        title = str(self.opts.verbose_name_plural).capitalize()
+        return super().changelist_view(request, {"title": title} | (extra_context or {}))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        return history(str(self.opts.model_name), row.name if isinstance(row, Node) else object_id)
 
 
 def _since(age: timedelta | None) -> str:
@@ -74,15 +92,7 @@ class AliveFilter(admin.SimpleListFilter):
 
 @admin.register(Replica)
 class ReplicaAdmin(ReadOnlyAdmin):
-    list_display = (
-        "replica",
-        "state_shown",
-        "stale_shown",
-        "age_shown",
-        "reason_shown",
-        "where",
-        "engine_load",
-    )
+    list_display = ("replica", "state_shown", "stale_shown", "reason_shown", "where", "engine_load")
     list_filter = (AliveFilter, "state", "model", "ranks__node")
     search_fields = ("id", "model__names__name", "reason")
     actions: ClassVar[list[Any]] = ["stop"]
@@ -90,12 +100,12 @@ class ReplicaAdmin(ReadOnlyAdmin):
     fieldsets = (
         (
             None,
-            {"fields": ("state_shown", "reason_shown", "age_shown", "wanted_shown", "where", "engine_load")},
+            {"fields": ("state_shown", "reason_shown", "wanted_shown", "where", "gpus", "engine_load")},
         ),
         ("Differs from the catalog", {"fields": ("stale_shown", "stale_why", "profile_differences")}),
         (
             "Launch",
-            {"fields": ("launch_shown", "fingerprint", "command", "is_adopted", "generation", "created_at")},
+            {"fields": ("launch_shown", "fingerprint", "command", "came_by", "generation", "created_at")},
         ),
         ("Log", {"fields": ("log",)}),
     )
@@ -109,17 +119,14 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state", ordering="state")
     def state_shown(self, replica: Replica) -> SafeString:
+        age = said(span_words(replica.age.total_seconds()))  # type: ignore[attr-defined]  # annotated
         if replica.wanted == Replica.Wanted.RUN:
-            return replica_badge(replica)
-        return format_html("{} {}", replica_badge(replica), badge(f"to {replica.wanted}"))
+            return format_html("{}{}", replica_badge(replica), age)
+        return format_html("{} {}{}", replica_badge(replica), badge(f"to {replica.wanted}"), age)
 
     @admin.display(description="stale")
     def stale_shown(self, replica: Replica) -> SafeString | str:
         return stale_badge(replica) or "-"
-
-    @admin.display(description="for", ordering="-state_since")
-    def age_shown(self, replica: Replica) -> str:
-        return span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
 
     @admin.display(description="reason")
     def reason_shown(self, replica: Replica) -> SafeString:
@@ -134,18 +141,24 @@ class ReplicaAdmin(ReadOnlyAdmin):
     def where(self, replica: Replica) -> SafeString | str:
         lines = []
         for rank in replica.ranks.all():
-            gpus = ", ".join(claim.gpu for claim in rank.claims.all()) or "no GPU"
+            count = len(rank.claims.all())
+            gpus = f"{count} {'GPU' if count == 1 else 'GPUs'}" if count else "no GPU"
             port = f":{rank.port}" if rank.port else ""
             pid = f", pid {rank.pid}" if rank.pid else ""
-            lines.append(format_html("{}{}", sentence(rank.node.name + port), said(gpus + pid)))
-        return format_html("{}" * len(lines), *lines) if lines else "-"
+            lines.append((sentence(rank.node.name + port), said(gpus + pid)))
+        return format_html_join("", "{}{}", lines) or "-"
 
-    @admin.display(description="running, waiting")
+    @admin.display(description="GPUs")
+    def gpus(self, replica: Replica) -> str:
+        held = (claim.gpu for rank in replica.ranks.all() for claim in rank.claims.all())
+        return sentence(", ".join(held)) or "none"
+
+    @admin.display(description="requests")
     def engine_load(self, replica: Replica) -> str:
         rank = next(iter(replica.ranks.all()), None)
         if rank is None or rank.running is None:
             return "-"
-        return f"{rank.running}, {rank.waiting or 0}"
+        return f"{rank.running} run, {rank.waiting or 0} wait"
 
     @admin.display(description="why")
     def stale_why(self, replica: Replica) -> str:
@@ -159,7 +172,11 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="started from")
     def launch_shown(self, replica: Replica) -> SafeString:
-        return as_json(hide_all(replica.launch))
+        return as_json(launch_as_dict(replica.launch))
+
+    @admin.display(description="came by")
+    def came_by(self, replica: Replica) -> str:
+        return "adopted while it ran" if replica.is_adopted else "started by llmgw"
 
     @admin.display(description="command")
     def command(self, replica: Replica) -> SafeString | str:
@@ -268,7 +285,7 @@ class NodeAdmin(ReadOnlyAdmin):
                 each.gpu.name,
                 _mib(each.gpu.memory_mib),
                 each.gpu.id,
-                each.taken_by,
+                each.taken_by or said("free"),
             )
             for each in gpus_of(node)
         ]
@@ -363,4 +380,4 @@ class OrphanAdmin(ReadOnlyAdmin):
 
     @admin.display(description="started from")
     def launch_shown(self, orphan: Orphan) -> SafeString:
-        return as_json(hide_all(orphan.launch))
+        return as_json(launch_as_dict(orphan.launch))

@@ -51,7 +51,7 @@ def _lines(value: Any) -> str:
     if value is None or value == {} or value == []:
         return "not set"
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}={inner}" for name, inner in value.items())
+        return "\n".join(f"{name}={_lines(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return "\n".join(str(inner) for inner in value)
+        return "\n".join(_lines(inner) for inner in value)
     return value if isinstance(value, str) else json.dumps(value)

@@ -5,7 +5,8 @@ Reads and judges, and changes nothing. Ages are subtracted by the database, so t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from django.db.models.functions import Now
 
 from catalog.hiding import hide_all, hide_model
 from catalog.models import Model
-from catalog.spec import Difference, ModelSpec
+from catalog.spec import Difference, ModelSpec, format_duration
 from catalog.typed import scaling_words
 from nodes.agents import last_report
 from nodes.models import Node, Replica
@@ -68,7 +69,26 @@ def spec_of(model: Model) -> ModelSpec:
 
 
 def differences_as_dicts(found: tuple[Difference, ...]) -> list[dict[str, Any]]:
-    return [hide_all(asdict(each)) for each in found]
+    """As people read them: durations as texts, secrets hidden."""
+    return [
+        {"field": each.field, "was": _readable(each.field, each.was), "now": _readable(each.field, each.now)}
+        for each in found
+    ]
+
+
+def launch_as_dict(launch: Mapping[str, Any]) -> dict[str, Any]:
+    """As people read it: durations as texts, secrets hidden."""
+    profile = launch.get("profile")
+    if not isinstance(profile, Mapping):
+        return {key: _readable(key, value) for key, value in launch.items()}
+    shown = {key: _readable(key, value) for key, value in profile.items()}
+    return {key: shown if key == "profile" else _readable(key, value) for key, value in launch.items()}
+
+
+def _readable(field: str, value: Any) -> Any:
+    if field == "startup_timeout" and isinstance(value, int):
+        return format_duration(value)
+    return hide_all({field: value})[field]
 
 
 def replica_as_dict(replica: Replica) -> dict[str, Any]:
@@ -119,7 +139,7 @@ def replica_as_dict(replica: Replica) -> dict[str, Any]:
             }
             for rank in ranks
         ],
-        "launch": hide_all(replica.launch),
+        "launch": launch_as_dict(replica.launch),
     }
 
 

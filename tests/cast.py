@@ -90,6 +90,8 @@ def a_replica(model: Model, node: Node, state: str = "ready", gpu: int | None = 
         "source": spec.source,
         "profile": spec.profiles[0].as_dict(),
         "fingerprint": profile.fingerprint,
+        "context_length": spec.context_length,
+        "capabilities": spec.as_dict()["capabilities"],
     }
     replica = Replica.objects.create(
         model=model,

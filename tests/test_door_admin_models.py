@@ -96,7 +96,8 @@ def test_a_mild_difference_is_not_counted_among_what_needs_a_person(admin: Clien
     a_replica(model, a_node())
     edited(model, weight=2)
     html = page(admin, LIST)
-    assert '<span class="badge ">1 stale, no restart needed</span>' in html
+    assert '<span class="badge ">1 stale</span>' in html
+    assert "no restart needed" in html
 
 
 def test_the_list_takes_the_same_number_of_queries_however_long_it_is(admin: Client) -> None:

@@ -49,7 +49,7 @@ def test_the_list_says_state_reason_age_and_place(admin: Client) -> None:
     replica = a_replica(a_model(), a_node(), "starting", reason="loading weights: 40 %")
     html = page(admin, REPLICAS)
     assert '<span class="badge busy">starting</span>' in html
-    for words in ("loading weights: 40 %", "5 min", "gpu-01:18001", "gpu-01-gpu-0, pid 4242", str(replica)):
+    for words in ("loading weights: 40 %", "5 min", "gpu-01:18001", "1 GPU, pid 4242", str(replica)):
         assert words in html
 
 
@@ -153,6 +153,15 @@ def test_a_replica_is_stopped_after_asking_with_the_reason_kept(admin: Client) -
     assert (event.by, event.door, event.verb, event.why) == ("alice", "admin", "stop", "it babbles")
 
 
+def test_the_page_of_a_replica_offers_to_stop_it_even_when_it_has_failed(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node(), "failed", gpu=None)
+    assert f'<form method="post" action="{REPLICAS}?shown=all">' in page(admin, of(replica))
+    chosen = {"action": "stop", "_selected_action": [str(replica.pk)], "confirmed": "yes"}
+    admin.post(f"{REPLICAS}?shown=all", chosen)
+    replica.refresh_from_db()
+    assert replica.wanted == "stop"
+
+
 def test_what_is_stopped_already_is_not_counted(admin: Client) -> None:
     replica = a_replica(a_model(), a_node(), wanted="stop")
     chosen = {"action": "stop", "_selected_action": [str(replica.pk)], "confirmed": "yes"}
@@ -225,6 +234,16 @@ def test_a_node_is_cordoned_and_uncordoned_after_asking(admin: Client) -> None:
         in admin.post(NODES, chosen | {"action": "uncordon"}, follow=True).content.decode()
     )
     assert [event.verb for event in Event.objects.filter(kind="node")] == ["uncordon", "cordon"]
+
+
+def test_the_history_of_a_node_and_of_a_replica_is_their_events(admin: Client) -> None:
+    node = a_node()
+    replica = a_replica(a_model(), node)
+    for path, row in ((NODES, node), (REPLICAS, replica)):
+        action = "cordon" if row is node else "stop"
+        admin.post(path, {"action": action, "_selected_action": [str(row.pk)], "confirmed": "yes"})
+        answer = admin.get(f"{path}{row.pk}/history/", follow=True)
+        assert [event.verb for event in answer.context["cl"].result_list] == [action]
 
 
 def test_orphans_are_listed_with_why(admin: Client) -> None:

@@ -1,4 +1,4 @@
-"""One law, many doors: a bad model gets the same sentence from admin, REST and shell, and none of them saves it."""
+"""One law, many doors: a bad model gets one sentence from admin, REST and shell, and none saves it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from catalog.typed import write_list, write_pairs
 from nodes.actions import register_node
 from nodes.models import Node
 from nodes.protocol import to_json
-from tests.cast import PROFILE, a_model, alice
+from tests.cast import a_model, alice
 from tests.fake_agent import FakeAgent, gpus
 from tests.hub_server import Hub, Reply, running_hub
 

@@ -54,7 +54,7 @@ class Command(BaseCommand):
 
 def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
     state = told["state"] if told["wanted"] == Replica.Wanted.RUN else f"{told['state']}, to {told['wanted']}"
-    fields = ", ".join(told["stale_fields"])
+    fields = ", ".join(each["field"] for each in told["differences"] + told["launch_differences"])
     stale = f"{word} ({fields})" if fields else word
     place = (told["node"] or "", told["port"] or "")
     return (told["id"][:8], _name(told), *place, state, ago(told["age_s"]), stale, told["reason"])
