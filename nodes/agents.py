@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import aiohttp
 from django.conf import settings
@@ -52,7 +53,7 @@ class AgentProblem(Exception):
 
 def cluster_keys() -> tuple[ClusterKey, ...]:
     """The first mints, all of them are tried."""
-    return cast("tuple[ClusterKey, ...]", settings.LLMGW_CLUSTER_KEYS)
+    return settings.LLMGW_CLUSTER_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +302,8 @@ async def _ask(
             "check that it runs and that the way to it is open."
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as fault:
-        cause = str(fault)[:200] or type(fault).__name__
+        number = fault.os_error.errno if isinstance(fault, aiohttp.ClientConnectorError) else None
+        cause = os.strerror(number) if number else str(fault)[:200] or type(fault).__name__
         raise AgentProblem(
             f"The agent of {node.name} at {node.address} cannot be reached ({cause}); "
             "check that it runs there."

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from catalog.source import PathFacts
 from catalog.spec import ModelSpec
-from nodes.actions import cordon
+from nodes.actions import cordon, register_node
 from nodes.agents import AgentProblem, ask_paths, clean, read_log
 from nodes.models import Node
 from nodes.protocol import READY, RankReport
@@ -115,3 +115,12 @@ def test_whatever_an_agent_sends_a_database_can_hold_it(value: Any) -> None:
             assert abs(found) < 2**53
 
     check(clean(value))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_agent_that_is_not_there_is_said_in_few_words() -> None:
+    with FakeAgent().running() as gone:
+        register_node("gone", gone.address, by="ann", door="command")
+    (facts,) = ask_paths(PATH, model())
+    says = "cannot be reached (Connection refused); check that it runs there."
+    assert facts.reason == f"The agent of gone at {gone.address} {says}"

@@ -242,10 +242,10 @@ def test_an_edit_of_a_profile_ends_nothing(world: Snapshot, args: Sequence[str])
 
     after = plan(replace(world, models=tuple(edited(model) for model in world.models)))
     before = plan(world)
-    models = {replica.id: replica.model for replica in world.replicas}
-    models |= {stranger.report.replica: -1 for stranger in world.strangers}
 
     def ends(decision: Plan) -> Counter[int | None]:
+        models = {replica.id: replica.model for replica in world.replicas}
+        models |= {adopt.report.replica: adopt.model for adopt in decision.adopt}
         return Counter(models[end.replica] for end in (*decision.drain, *decision.stop))
 
     assert ends(after) == ends(before)
