@@ -127,7 +127,7 @@ def test_an_error_inside_a_stream_is_seen(event: bytes) -> None:
 
 def test_an_event_without_end_is_not_collected_for_ever() -> None:
     stream = EventStream()
-    with pytest.raises(ValueError, match="without end"):
+    with pytest.raises(answers.NotAStream, match="without end"):
         stream.feed(b"x" * (answers.EVENT_LIMIT_BYTES + 1))
 
 

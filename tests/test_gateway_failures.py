@@ -323,7 +323,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_and_never_as_if_it_were_done(
     told = [
         record
         for record in caplog.records
-        if record.name.startswith("llmgw") and "cut a stream" in record.message
+        if record.name.startswith("llmgw") and "in the middle of a stream" in record.message
     ]
     assert told
     assert "three" not in caplog.text, "what models say is nobody's to log"

@@ -144,6 +144,18 @@ def test_requests_are_shared_among_replicas(play: Play) -> None:
         assert len(play.engine.heard) == len(other.heard) == 5
 
 
+def test_requests_that_alternate_between_models_are_shared_among_the_replicas_of_each(play: Play) -> None:
+    with play.another_engine(play.engine.script) as other:
+        wait_until(lambda: play.chat() and other.heard, "the second replica to be asked")
+        make_replica(make_model("neighbour"), play.engine)
+        play.wait_until_known("neighbour")
+        other.heard.clear()
+        for _ in range(6):
+            play.chat()
+            play.chat(model="neighbour")
+        assert len(other.heard) == 3
+
+
 def test_another_weight_takes_effect_while_replicas_run(play: Play) -> None:
     with play.another_engine(play.engine.script) as other:
         wait_until(lambda: play.chat() and other.heard, "the second replica to be asked")

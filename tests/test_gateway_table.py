@@ -386,16 +386,16 @@ def test_the_last_table_serves_on_while_the_database_is_away(
     assert play.chat().choices
     _, later = make_key()
     with _database_away():
-        wait_until(lambda: "serves on" in caplog.text, "the gateway to notice")
+        wait_until(lambda: "stays at revision" in caplog.text, "the gateway to notice")
         assert play.chat().choices
         assert play.shown("tiny")["status"] == "ready"
         refusal = play.send("GET", "/v1/models", Authorization=f"Bearer {_nobodys_key()}")
         assert (refusal.status, refusal.body["code"]) == (503, "database_away")
         assert "retry-after" in refusal.headers
-    wait_until(lambda: "kept up with the database again" in caplog.text, "the gateway to notice")
+    wait_until(lambda: "is kept up again" in caplog.text, "the gateway to notice")
     assert play.send("GET", "/v1/models", Authorization=f"Bearer {later}").status == 200
     assert play.send("GET", "/v1/models", Authorization=f"Bearer {_nobodys_key()}").status == 401
-    told = [record for record in caplog.records if "serves on" in record.message]
+    told = [record for record in caplog.records if "stays at revision" in record.message]
     assert len(told) == 1, "an outage is one line, not four a second"
 
 

@@ -62,6 +62,10 @@ class Echo:
 _BEGUN = re.compile(rb'"model"\s*(?::\s*(.*))?', re.DOTALL)
 
 
+class NotAStream(Exception):
+    """The bytes are no server-sent events."""
+
+
 class EventStream:
     """Server-sent events, cut from the bytes an engine sends: whole ones go out, the rest waits.
 
@@ -73,12 +77,12 @@ class EventStream:
         self.is_done = self.has_error = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events that are whole now. Raises ValueError where no end of an event is in sight."""
+        """The events that are whole now. Raises NotAStream where no end of an event is in sight."""
         data = self._rest + data
         end = max((at + len(blank) for blank in _BLANK_LINES if (at := data.rfind(blank)) >= 0), default=0)
         events, self._rest = data[:end], data[end:]
         if len(self._rest) > EVENT_LIMIT_BYTES:
-            raise ValueError("an event without end")
+            raise NotAStream("an event without end")
         # The cheap look first; only a match at a line's beginning is not part of what the model says.
         if b"[DONE]" in events and _DONE.search(events):
             self.is_done = True

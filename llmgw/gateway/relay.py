@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping
@@ -89,12 +88,19 @@ class Call:
 
 
 class Elsewhere(Exception):
-    """This replica did not answer and nothing was passed on: another may. `refused` is for when there is
-    none; `is_repeatable` says that a new connection to the same one is worth a try."""
+    """This replica did not answer and nothing was passed on: another may.
 
-    def __init__(self, refused: Refused, *, is_repeatable: bool = False) -> None:
-        super().__init__(refused.message)
+    The text finishes "the replica ..." in our own words, for the log; `refused` is for the client, when there
+    is no other replica. `is_repeatable`: a new connection to the same one is worth a try.
+    """
+
+    def __init__(self, cause: str, refused: Refused, *, is_repeatable: bool = False) -> None:
+        super().__init__(cause)
         self.refused, self.is_repeatable = refused, is_repeatable
+
+    @classmethod
+    def away(cls, model: str, cause: str, *, is_repeatable: bool = False) -> Elsewhere:
+        return cls(cause, answers.unreachable(model, cause), is_repeatable=is_repeatable)
 
 
 class Relay:
@@ -102,7 +108,7 @@ class Relay:
         self._table, self._demand, self._upstream = table, demand, upstream
         self._hold_s = hold_s
         self._in_flight: Counter[str] = Counter()
-        self._turns = itertools.count()
+        self._turns: Counter[int] = Counter()
 
     async def serve(self, call: Call, client: Client) -> None:
         """Answers the client, or raises Refused while nothing has been said to it."""
@@ -114,16 +120,20 @@ class Relay:
                 with self._taken(call.model, target):
                     return await self._attempt(call, target, client)
             except Elsewhere as failure:
-                log.warning("Replica %s of %s failed a request: %s", target.replica, call.model.name, failure)
-                other = self._pick(call, without=tried) or (target if failure.is_repeatable else None)
-                if attempt == ATTEMPTS or other is None:
+                log.warning("Replica %s of %s %s", target.replica, call.model.name, failure)
+                other = self._pick(call, without=tried) if attempt < ATTEMPTS else None
+                if other is None and (attempt == ATTEMPTS or not failure.is_repeatable):
                     raise failure.refused from None
-                target = other
+                target = other or target
         raise AssertionError("the last attempt answers or raises")
 
     def _pick(self, call: Call, without: Collection[str] = ()) -> Target | None:
+        """Turns are each model's own and a second try takes none: shared, they could fall into step with
+        the traffic and always meet the same replica."""
+        if not without:
+            self._turns[call.model.id] += 1
         targets = self._table.current.targets_of(call.model)
-        return routing.pick(targets, self._in_flight, next(self._turns), without=without)
+        return routing.pick(targets, self._in_flight, self._turns[call.model.id], without=without)
 
     @contextlib.contextmanager
     def _taken(self, model: ModelEntry, target: Target) -> Iterator[None]:
@@ -162,8 +172,7 @@ class Relay:
         try:
             answer = await self._upstream.ask(target, call.path, call.body_for(target), call.headers)
         except EngineAway as away:
-            refused = answers.unreachable(call.model.name, str(away))
-            raise Elsewhere(refused, is_repeatable=away.was_dropped) from away
+            raise Elsewhere.away(call.model.name, str(away), is_repeatable=away.was_dropped) from away
         try:
             if answer.status != 200:
                 await self._refuse_as_engine_did(call, answer)
@@ -180,11 +189,11 @@ class Relay:
         try:
             body = await answer.read(ANSWER_LIMIT_BYTES)
         except EngineAway as away:
-            raise Elsewhere(answers.unreachable(call.model.name, str(away))) from away
+            raise Elsewhere.away(call.model.name, str(away)) from away
         if body is None:
             raise answers.too_large(call.model.name, ANSWER_LIMIT_BYTES)
         if not answers.is_an_answer(body):
-            raise Elsewhere(answers.unreadable(call.model.name))
+            raise Elsewhere("answered with what is no JSON object", answers.unreadable(call.model.name))
         echo = call.echo_for(target)
         await client.answer(body if echo is None else echo.feed(body) + echo.finish())
 
@@ -200,13 +209,15 @@ class Relay:
                     await client.write(events if echo is None else echo.feed(events) + echo.finish())
         except EngineAway as away:
             cause = str(away)
-        except ValueError:
+        except answers.NotAStream:
             cause = "sent something that is not a stream of events"
         if not client.has_begun:
-            raise Elsewhere(answers.unreachable(call.model.name, cause))
+            raise Elsewhere.away(call.model.name, cause)
         rest = stream.finish()
         if not (stream.is_done or stream.has_error):
-            log.warning("Replica %s of %s cut a stream: it %s", target.replica, call.model.name, cause)
+            log.warning(
+                "Replica %s of %s %s in the middle of a stream", target.replica, call.model.name, cause
+            )
             rest = answers.error_event(answers.cut_short(call.model.name, cause))
         await client.write(rest, is_last=True)
 
@@ -214,13 +225,14 @@ class Relay:
         try:
             body = await answer.read(ERROR_LIMIT_BYTES) or b""
         except EngineAway as away:
-            raise Elsewhere(answers.unreachable(call.model.name, str(away))) from away
+            raise Elsewhere.away(call.model.name, str(away)) from away
         if answers.lacks_path(answer.status, body):
             raise answers.path_not_served(call.model.name, call.path)
         if answers.is_another_model(answer.status, body):
             await self._table.refresh()
-            raise Elsewhere(answers.misrouted(call.model.name))
+            cause = f"does not know its key or its model (status {answer.status})"
+            raise Elsewhere(cause, answers.misrouted(call.model.name))
         refused = answers.engine_error(answer.status, body, call.model.name)
         if answer.status in (502, 503, 504):
-            raise Elsewhere(refused)
+            raise Elsewhere(f"answered {answer.status}", refused)
         raise refused

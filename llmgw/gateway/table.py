@@ -33,6 +33,8 @@ FRESH_S = 5.0
 """A table older than this is behind: what it does not hold may exist."""
 RELOAD_S = 60.0
 """How often everything is read again, because not every hand that edits a database counts its changes up."""
+REFRESH_S = 2.0
+"""The longest that a request waits for the table to be read anew."""
 GAP_S = 0.02
 """The least time between two reads, however many requests ask for one."""
 SITUATION_S = 1.0
@@ -305,11 +307,11 @@ class LiveTable:
 
     async def refresh(self) -> None:
         """Until a read that began after this call has ended: what was committed before it is in the table
-        then."""
+        then. A database that hangs is not waited for."""
         if self._polled is None:
             self._polled = asyncio.get_running_loop().create_future()
         self._nudge.set()
-        await asyncio.shield(self._polled)
+        await asyncio.wait((self._polled,), timeout=REFRESH_S)
 
     async def _keep_up(self) -> None:
         while True:
@@ -332,12 +334,15 @@ class LiveTable:
             if not self._is_behind:
                 is_away = isinstance(error, (DatabaseError, InterfaceError))
                 log.error(
-                    "The table of revision %d serves on: %s", previous.revision, error, exc_info=not is_away
+                    "The routing table stays at revision %d: %s",
+                    previous.revision,
+                    error,
+                    exc_info=not is_away,
                 )
             self._is_behind = True
             return
         if self._is_behind:
-            log.warning("The table is kept up with the database again.")
+            log.warning("The routing table is kept up again.")
             self._is_behind = False
         if self.current.revision != previous.revision or self.current.situations != previous.situations:
             self._changed.set()

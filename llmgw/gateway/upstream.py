@@ -37,7 +37,9 @@ class EngineAway(Exception):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(_cause(error))
-        self.was_dropped = isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError))
+        self.was_dropped = isinstance(
+            error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+        ) and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 class Answer:
@@ -131,6 +133,6 @@ def _cause(error: Exception) -> str:
         case TimeoutError():
             return "was silent for too long"
         case aiohttp.ClientPayloadError():
-            return "broke off in the middle"
+            return "broke off"
         case _:
             return "closed the connection"
