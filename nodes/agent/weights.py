@@ -1,20 +1,23 @@
 """Brings a launch's weights onto the node, or says why not.
 
 A path is where it says. A Hugging Face source is downloaded at its pinned revision into the store, only the
-files the engine reads, by a child process: it can be stopped at any moment, dies with the agent, and the next
-one goes on where it was. HF_ENDPOINT and HF_TOKEN are those of the agent's own environment.
+files the engine reads, by a child process: it can be stopped at any moment and dies with the agent. Files
+that are whole are kept; one that was cut is removed and fetched anew. HF_ENDPOINT and HF_TOKEN are those of
+the agent's own environment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +118,7 @@ async def _download(
         if child.returncode is None:
             child.kill()
             await child.wait()
+        await asyncio.to_thread(_sweep, store, source.repo)
     if "path" in said:
         return str(said["path"])
     if "cause" in said:
@@ -140,26 +144,28 @@ def _say(**message: object) -> None:
 def main() -> None:
     """Reads one order from stdin, downloads, and says how far it is, a line each."""
     order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_agent, daemon=True).start()
+    store = Path(order["store"])
+    threading.Thread(target=_end_with_agent, args=(store, order["repo"]), daemon=True).start()
     try:
-        _say(path=_fetch_from_hub(order))
+        with _locked(store, order["repo"], is_waiting=True):  # another replica may want the same
+            _say(path=_fetch_from_hub(order, store))
     except FetchError as failure:
         cause = failure.cause
         _say(cause=cause.cause, sentence=cause.sentence, kind=cause.kind)
 
 
-def _end_with_agent() -> None:
+def _end_with_agent(store: Path, repo: str) -> None:
     sys.stdin.read()
+    _remove_cut_files(store, repo)
     os._exit(0)
 
 
-def _fetch_from_hub(order: dict[str, str]) -> str:
+def _fetch_from_hub(order: dict[str, str], store: Path) -> str:
     # Here and not above: the agent itself never needs them.
     from huggingface_hub import HfApi, constants, hf_hub_download
 
     repo, revision = order["repo"], order["revision"] or None
-    store = Path(order["store"])
-    store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_cut_files(store, repo)  # left by a child that was killed
     at = f"{repo}@{revision}" if revision else repo
     try:
         info = HfApi().model_info(repo, revision=revision, files_metadata=True)
@@ -215,8 +221,35 @@ def _report(store: Path, repo: str, told: _Told) -> None:
 
 def _held_bytes(store: Path, repo: str) -> int:
     """What of the repository is on the disk, files that are under way included."""
-    blobs = store / f"models--{repo.replace('/', '--')}" / "blobs"
-    return sum(each.stat().st_blocks * 512 for each in blobs.glob("*"))
+    total = 0
+    for path in _blobs(store, repo).glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it was given its final name just now
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def _blobs(store: Path, repo: str) -> Path:
+    return store / f"models--{repo.replace('/', '--')}" / "blobs"
+
+
+@contextlib.contextmanager
+def _locked(store: Path, repo: str, *, is_waiting: bool) -> Iterator[None]:
+    """One at a time fetches a repository into a store, which nodes may share. Raises BlockingIOError."""
+    store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (store / f".{repo.replace('/', '--')}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_waiting else fcntl.LOCK_NB))
+        yield
+
+
+def _sweep(store: Path, repo: str) -> None:
+    """Remove what was cut, unless somebody else is at it."""
+    with contextlib.suppress(OSError), _locked(store, repo, is_waiting=False):
+        _remove_cut_files(store, repo)
+
+
+def _remove_cut_files(store: Path, repo: str) -> None:
+    for path in _blobs(store, repo).glob("*.incomplete"):
+        path.unlink(missing_ok=True)
 
 
 def _gb(size_bytes: int) -> str:
