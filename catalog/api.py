@@ -21,8 +21,8 @@ from rest_framework.viewsets import GenericViewSet
 from catalog import actions
 from catalog.hiding import hide_all, unhide_model
 from catalog.models import Event, Model
-from catalog.reading import CatalogError, Fault
-from catalog.rest import MayDo, Pages
+from catalog.reading import CatalogError, Fault, quote
+from catalog.rest import MayDo, Pages, asked
 from nodes.agents import ask_paths
 from nodes.showing import model_as_dict, models_with_replicas, spec_of
 from nodes.tasks import wake
@@ -39,7 +39,14 @@ class ModelViewSet(GenericViewSet[Model]):
     pagination_class = Pages
     ordering = ("id",)
     lookup_field = "name"
-    lookup_value_regex = ".+?"  # names may have slashes
+    lookup_value_regex = "[^\\x00]+?"  # names may have slashes
+
+    def get_object(self) -> Model:
+        name = self.kwargs["name"]
+        found: Model | None = self.get_queryset().filter(name=name).first()
+        if found is None:
+            raise exceptions.NotFound(f"model {quote(name)} is not in the catalog; check the spelling")
+        return found
 
     def list(self, request: Request) -> Response:
         page = self.paginate_queryset(self.get_queryset())
@@ -49,23 +56,22 @@ class ModelViewSet(GenericViewSet[Model]):
         return Response(self._shown(self.get_object()))
 
     def create(self, request: Request) -> Response:
-        raw, asked = self._asked()
-        outcome = actions.add_model(unhide_model(raw, None), **asked)
+        raw, words = self._asked()
+        outcome = actions.add_model(unhide_model(raw, None), **words)
         answer = Response(self._outcome(outcome), status=status.HTTP_201_CREATED)
         answer["Location"] = self.reverse_action("detail", args=[outcome.model.name])
         return answer
 
     def update(self, request: Request, name: str) -> Response:
         stored = self.get_object()
-        raw, asked = self._asked()
+        raw, words = self._asked()
         raw = {"name": stored.name, **raw} if isinstance(raw, Mapping) else raw
-        outcome = actions.edit_model(stored.name, unhide_model(raw, spec_of(stored)), **asked)
+        outcome = actions.edit_model(stored.name, unhide_model(raw, spec_of(stored)), **words)
         return Response(self._outcome(outcome))
 
     def destroy(self, request: Request, name: str) -> Response:
-        why = request.query_params.get("why", "")
-        by = request.user.get_username()
-        actions.remove_model(self.get_object().name, by=by, why=why, door="api", after_change=wake)
+        name, by = self.get_object().name, request.user.get_username()
+        actions.remove_model(name, by=by, why=asked(request, "why"), door="api", after_change=wake)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:
@@ -113,7 +119,7 @@ class EventViewSet(GenericViewSet[Event]):
     def list(self, request: Request) -> Response:
         events: QuerySet[Event] = self.get_queryset()
         for field in ("kind", "subject"):
-            if value := request.query_params.get(field):
+            if value := asked(request, field):
                 events = events.filter(**{field: value})
         page = self.paginate_queryset(events)
         return self.get_paginated_response([_event_as_dict(event) for event in page or ()])

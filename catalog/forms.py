@@ -255,6 +255,13 @@ class ProfileFormSet(forms.BaseInlineFormSet):
 
 
 class KeyForm(forms.ModelForm):
+    faults: ClassVar[Sequence[Fault]] = ()
+
     class Meta:
         model = Key
         fields = ("name", "user", "scope")
+
+    def clean(self) -> dict[str, Any]:
+        for fault in self.faults:
+            self.add_error(fault.field, fault.sentence)
+        return self.cleaned_data

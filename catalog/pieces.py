@@ -112,7 +112,7 @@ def confirm(
             "back": back,
         }
         return TemplateResponse(request, "admin/confirm_action.html", context)
-    why = request.POST.get("why", "").strip()
+    why = request.POST.get("why", "").replace("\0", "").strip()  # PostgreSQL takes no NUL
     count = 0
     for row in rows:
         try:

@@ -104,6 +104,9 @@ class BoundedJSONParser(BaseParser):
     limit_bytes = 1024 * 1024  # a catalog entry is a few KB
 
     def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        if encoding := parser_context["request"].META.get("HTTP_CONTENT_ENCODING"):
+            says = f"A body with Content-Encoding {encoding[:80]!r} is not read: send it as it is."
+            raise exceptions.UnsupportedMediaType(media_type, says)
         body = stream.read(self.limit_bytes + 1)
         if len(body) > self.limit_bytes:
             raise TooLarge(f"The body is larger than {self.limit_bytes} bytes: send less.")
@@ -130,6 +133,7 @@ def _refuse_constant(constant: str) -> Any:
 # --- how a no looks -------------------------------------------------------------------------------
 
 _CONFLICTS = frozenset({"in_use", "conflict"})
+_ANONYMOUS = "This address needs a credential: send Authorization: Bearer llmgw_..., or log in."
 
 
 def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | None:
@@ -141,13 +145,15 @@ def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | N
         is_conflict = problem.faults[0].code in _CONFLICTS
         return _errors(409 if is_conflict else 400, *(_fault(fault) for fault in problem.faults))
     if isinstance(problem, Http404):
-        problem = exceptions.NotFound()
+        problem = exceptions.NotFound("There is nothing at this address.")
     elif isinstance(problem, PermissionDenied):
         problem = exceptions.PermissionDenied()
     if not isinstance(problem, exceptions.APIException):
         return None
-    code = str(problem.get_codes()) if isinstance(problem.detail, str) else problem.default_code
-    answer = _errors(problem.status_code, {"field": "", "code": code, "sentence": str(problem.detail)})
+    is_code_told = isinstance(problem.detail, exceptions.ErrorDetail)
+    code = str(problem.get_codes()) if is_code_told else problem.default_code
+    says = _ANONYMOUS if isinstance(problem, exceptions.NotAuthenticated) else str(problem.detail)
+    answer = _errors(problem.status_code, {"field": "", "code": code, "sentence": says})
     if header := getattr(problem, "auth_header", None):
         answer["WWW-Authenticate"] = header
     if isinstance(problem, exceptions.UnsupportedMediaType):
@@ -162,6 +168,14 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 def _errors(status_code: int, *errors: dict[str, str]) -> Response:
     return Response({"errors": list(errors)}, status=status_code)
+
+
+def asked(request: Request, name: str) -> str:
+    """A parameter of the query. What no row can hold (PostgreSQL takes no NUL) is refused, not looked for."""
+    value = request.query_params.get(name, "")
+    if "\0" in value:
+        raise exceptions.ParseError(f"The parameter {name} holds a NUL character; remove it.")
+    return str(value)
 
 
 class Pages(CursorPagination):

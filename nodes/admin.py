@@ -25,9 +25,10 @@ from nodes import actions
 from nodes.agents import AgentProblem, last_report, read_log
 from nodes.models import Node, Orphan, Replica
 from nodes.pieces import difference_table, freshness_badge, replica_badge, stale_badge
-from nodes.placement import GB
+from nodes.placement import GB, Freshness
 from nodes.showing import (
     differences_as_dicts,
+    freshness_of,
     gpus_of,
     launch_as_dict,
     nodes,
@@ -191,6 +192,8 @@ class ReplicaAdmin(ReadOnlyAdmin):
         rank = next(iter(replica.ranks.all()), None)
         if rank is None:
             return "-"
+        if freshness_of(rank.node) is Freshness.LOST:
+            return said(f"{rank.node.name} is out of contact; its log cannot be read now.")
         try:
             return preformatted(read_log(rank.node, str(replica.pk), tail=LOG_LINES) or "nothing yet", "log")
         except AgentProblem as problem:

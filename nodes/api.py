@@ -7,7 +7,7 @@ from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import GenericViewSet
 
-from catalog.rest import MayDo, Pages
+from catalog.rest import MayDo, Pages, asked
 from nodes.models import Node, Replica
 from nodes.showing import node_as_dict, nodes, replica_as_dict, replicas
 
@@ -23,9 +23,9 @@ class ReplicaViewSet(GenericViewSet[Replica]):
 
     def list(self, request: Request) -> Response:
         found = self.get_queryset()
-        if model := request.query_params.get("model"):
+        if model := asked(request, "model"):
             found = found.filter(model__name=model)
-        if state := request.query_params.get("state"):
+        if state := asked(request, "state"):
             found = found.filter(state=state)
         page = self.paginate_queryset(found)
         return self.get_paginated_response([replica_as_dict(replica) for replica in page or ()])

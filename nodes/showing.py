@@ -42,9 +42,14 @@ def seconds(age: timedelta | None) -> float | None:
 
 
 def replicas() -> QuerySet[Replica]:
-    """All replicas, with whatever a door shows of them. Six queries, however many there are."""
+    """All replicas, with whatever a door shows of them. Nine queries, however many there are."""
     return with_age(Replica.objects.all(), "state_since").prefetch_related(
-        "profile", "model__names", "model__profiles", "model__fallbacks", "ranks__node", "ranks__claims"
+        "profile",
+        "model__names",
+        "model__profiles",
+        "model__fallbacks",
+        Prefetch("ranks__node", with_age(Node.objects.all(), "seen_at")),
+        "ranks__claims",
     )
 
 

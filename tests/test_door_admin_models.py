@@ -352,6 +352,16 @@ def test_a_new_key_is_shown_once(admin: Client) -> None:
     assert text[0] not in page(admin, f"/admin/catalog/key/{key.pk}/change/")
 
 
+def test_a_key_that_is_refused_is_said_at_its_field(admin: Client) -> None:
+    answer = admin.post(
+        "/admin/catalog/key/add/", {"name": "a\u202eb", "user": pk_of("alice"), "scope": "manage"}
+    )
+    assert answer.context["adminform"].form.errors == {
+        "name": ["a key needs a name of at most 200 visible characters, telling what it is for"]
+    }
+    assert not Key.objects.exists()
+
+
 def test_a_key_is_revoked_after_asking(admin: Client) -> None:
     admin.post("/admin/catalog/key/add/", {"name": "laptop", "user": pk_of("alice"), "scope": "manage"})
     key = Key.objects.get()

@@ -126,6 +126,12 @@ def test_a_log_that_cannot_be_read_is_said_and_the_page_shows(admin: Client) -> 
     assert "127.0.0.1:9" in said(admin, of(a_replica(a_model(), node)))
 
 
+def test_a_node_out_of_contact_is_not_asked_for_a_log(admin: Client) -> None:
+    node = a_node()
+    Node.objects.filter(pk=node.pk).update(seen_at=Now() - timedelta(hours=1))
+    assert "gpu-01 is out of contact" in said(admin, of(a_replica(a_model(), node)))
+
+
 def test_what_engines_and_agents_write_is_shown_as_text(admin: Client) -> None:
     node = a_node(problem="<b>no</b>\x1b[31mred")
     replica = a_replica(a_model(), node, "failed", gpu=None, reason="<script>x</script>\x07")

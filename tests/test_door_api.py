@@ -267,6 +267,12 @@ def test_a_body_that_is_no_json_gets_one_sentence(api: Api, body: Any, status: i
     assert says in answer[1]
 
 
+def test_a_packed_body_is_refused(api: Api) -> None:
+    status, says = sentence(api("POST", "models", "{}", **{"Content-Encoding": "gzip"}))
+    assert status == 415
+    assert says == "A body with Content-Encoding 'gzip' is not read: send it as it is."
+
+
 def test_a_form_is_no_json(api: Api) -> None:
     status, says = sentence(api("POST", "models", "a=b", content_type="application/x-www-form-urlencoded"))
     assert status == 415
@@ -275,7 +281,12 @@ def test_a_form_is_no_json(api: Api) -> None:
 
 def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
     assert sentence(api("GET", "nowhere/at/all")) == (404, "There is nothing at this address.")
-    assert sentence(api("GET", "models/nobody"))[0] == 404
+    unknown = (404, 'model "nobody" is not in the catalog; check the spelling')
+    assert sentence(api("GET", "models/nobody")) == unknown
+    assert sentence(api("PUT", "models/nobody", model_form("nobody"))) == unknown
+    assert sentence(api("DELETE", "models/nobody")) == unknown
+    assert sentence(api("GET", "models/a%00b"))[0] == 404
+    assert sentence(api("GET", "replicas?model=a%00b"))[0] == 400
     assert sentence(api("GET", "replicas/12345678-0000-0000-0000-000000000000"))[0] == 404
     assert sentence(api("GET", "replicas/------------------------------------"))[0] == 404
     assert sentence(api("PATCH", "models/nobody", {}))[0] == 405

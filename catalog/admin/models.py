@@ -1,4 +1,4 @@
-"""The catalog in the admin: models with their profiles, API keys, and the history of what was done.
+"""Models and their profiles in the admin.
 
 Pages read rows and call verbs; nothing here saves a row. A verb's refusal is shown on the same page, at the
 fields it is about.
@@ -14,15 +14,14 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from catalog import actions
-from catalog.forms import KeyForm, ModelForm, ProfileForm, ProfileFormSet
-from catalog.hiding import hide_all, hide_model, unhide_model
-from catalog.models import Event, Key, Model, Profile
+from catalog.forms import ModelForm, ProfileForm, ProfileFormSet
+from catalog.hiding import hide_model, unhide_model
+from catalog.models import Model, Profile
 from catalog.pieces import as_json, badge, confirm, history, said, sentence, table
 from catalog.reading import CatalogError, Fault
 from catalog.typed import scaling_words, span_words
@@ -31,10 +30,6 @@ from nodes.models import Replica
 from nodes.pieces import replica_badge, stale_badge
 from nodes.showing import models_with_replicas, replicas, spec_of, tally
 from nodes.tasks import wake
-
-admin.site.site_header = admin.site.site_title = "llmgw"
-admin.site.index_title = "What there is"
-admin.site.site_url = None  # there is no other site to view
 
 SOURCE_LOOKS = {Model.Source.OK: "good", Model.Source.WARN: "warn", Model.Source.REFUSE: "bad"}
 
@@ -304,131 +299,3 @@ def _faults_of(no: CatalogError | actions.SourceRefused) -> tuple[Fault, ...]:
     if isinstance(no, CatalogError):
         return no.faults
     return (Fault("", "", "source", no.finding.code, no.finding.sentence),)
-
-
-@admin.register(Key)
-class KeyAdmin(admin.ModelAdmin):
-    """Keys are made and revoked, never edited. Who is no superuser sees and makes keys of their own alone."""
-
-    form = KeyForm
-    list_display = ("name", "id", "user", "scope", "state", "created_at", "expires_at")
-    list_filter = ("scope",)
-    search_fields = ("name", "id", "user__username")
-    list_select_related = ("user",)
-    fields = ("name", "user", "scope")
-    actions: ClassVar[list[Any]] = ["revoke"]
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Key]:
-        keys = super().get_queryset(request)
-        return keys if request.user.is_superuser else keys.filter(user=request.user)
-
-    def has_change_permission(self, request: HttpRequest, obj: Key | None = None) -> bool:
-        return obj is None and super().has_change_permission(request)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Key | None = None) -> bool:
-        return False
-
-    def get_fields(self, request: HttpRequest, obj: Key | None = None) -> Any:
-        return (*self.fields, "id", "created_at", "expires_at", "revoked_at") if obj else self.fields
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "API keys"} | (extra_context or {}))
-
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        if self.get_object(request, unquote(object_id)) is None:
-            raise Http404
-        return history("key", unquote(object_id))
-
-    @admin.display(description="state")
-    def state(self, key: Key) -> SafeString:
-        return badge("revoked", "bad") if key.revoked_at else badge("live", "good")
-
-    def get_form(
-        self, request: HttpRequest, obj: Key | None = None, change: bool = False, **kwargs: Any
-    ) -> Any:
-        form = super().get_form(request, obj, change, **kwargs)
-        if obj is None and not request.user.is_superuser:
-            users = form.base_fields["user"]
-            users.queryset = users.queryset.filter(pk=request.user.pk)
-        return form
-
-    def save_model(self, request: HttpRequest, obj: Key, form: Any, change: bool) -> None:
-        asked = form.cleaned_data
-        _, request.key_text = actions.mint_key(  # type: ignore[attr-defined]
-            asked["name"],
-            user=asked["user"],
-            scope=asked["scope"],
-            by=request.user.get_username(),
-            door="admin",
-        )
-
-    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        """A key has nothing beside it."""
-
-    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> None:
-        """The verb has written the event."""
-
-    def response_add(self, request: HttpRequest, obj: Key, post_url_continue: Any = None) -> HttpResponse:
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"The key {obj.name}",
-            "text": request.key_text,  # type: ignore[attr-defined]
-        }
-        return TemplateResponse(request, "admin/catalog/key/shown_once.html", context)
-
-    @admin.action(description="Revoke the selected keys", permissions=["change"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[Key]) -> HttpResponse:
-        who = request.user.get_username()
-        return confirm(
-            self,
-            request,
-            queryset,
-            action="revoke",
-            title="Revoke keys",
-            question="Refuse these keys from now on? It cannot be taken back; make a new one instead.",
-            button="Yes, revoke",
-            done="revoked",
-            act=lambda key, why: actions.revoke_key(key.pk, by=who, why=why, door="admin"),
-        )
-
-
-@admin.register(Event)
-class EventAdmin(admin.ModelAdmin):
-    """Who did what to what, and why. Read-only."""
-
-    list_display = ("at", "who", "verb", "kind", "what", "because", "door")
-    list_filter = ("kind", "verb", "door")
-    search_fields = ("subject", "by", "why")
-    fields = ("at", "who", "door", "verb", "kind", "what", "because", "details")
-    show_full_result_count = False
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Events"} | (extra_context or {}))
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Event | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Event | None = None) -> bool:
-        return False
-
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        return lookup == "subject" or super().lookup_allowed(lookup, value, request)
-
-    @admin.display(description="by", ordering="by")
-    def who(self, event: Event) -> str:
-        return sentence(event.by) or "llmgw"
-
-    @admin.display(description="what", ordering="subject")
-    def what(self, event: Event) -> str:
-        return sentence(event.subject)
-
-    @admin.display(description="why")
-    def because(self, event: Event) -> str:
-        return sentence(event.why)
-
-    @admin.display(description="detail")
-    def details(self, event: Event) -> SafeString | str:
-        return as_json(hide_all(event.detail)) if event.detail else "-"

@@ -1,0 +1,118 @@
+"""API keys in the admin: made, shown once, revoked, and never edited."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.safestring import SafeString
+
+from catalog import actions
+from catalog.forms import KeyForm
+from catalog.models import Key
+from catalog.pieces import badge, confirm, history
+from catalog.reading import CatalogError
+
+
+@admin.register(Key)
+class KeyAdmin(admin.ModelAdmin):
+    """Keys are made and revoked, never edited. Who is no superuser sees and makes keys of their own alone."""
+
+    form = KeyForm
+    list_display = ("name", "id", "user", "scope", "state", "created_at", "expires_at")
+    list_filter = ("scope",)
+    search_fields = ("name", "id", "user__username")
+    list_select_related = ("user",)
+    fields = ("name", "user", "scope")
+    actions: ClassVar[list[Any]] = ["revoke"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Key]:
+        keys = super().get_queryset(request)
+        return keys if request.user.is_superuser else keys.filter(user=request.user)
+
+    def has_change_permission(self, request: HttpRequest, obj: Key | None = None) -> bool:
+        return obj is None and super().has_change_permission(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Key | None = None) -> bool:
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: Key | None = None) -> Any:
+        return (*self.fields, "id", "created_at", "expires_at", "revoked_at") if obj else self.fields
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "API keys"} | (extra_context or {}))
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        if self.get_object(request, unquote(object_id)) is None:
+            raise Http404
+        return history("key", unquote(object_id))
+
+    @admin.display(description="state")
+    def state(self, key: Key) -> SafeString:
+        return badge("revoked", "bad") if key.revoked_at else badge("live", "good")
+
+    def get_form(
+        self, request: HttpRequest, obj: Key | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if obj is None and not request.user.is_superuser:
+            users = form.base_fields["user"]
+            users.queryset = users.queryset.filter(pk=request.user.pk)
+        form.faults = getattr(request, "faults", ())
+        return form
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: Any = None,
+    ) -> HttpResponse:
+        try:
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        except CatalogError as no:
+            request.faults = no.faults
+            return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def save_model(self, request: HttpRequest, obj: Key, form: Any, change: bool) -> None:
+        asked = form.cleaned_data
+        _, request.key_text = actions.mint_key(  # type: ignore[attr-defined]
+            asked["name"],
+            user=asked["user"],
+            scope=asked["scope"],
+            by=request.user.get_username(),
+            door="admin",
+        )
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """A key has nothing beside it."""
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> None:
+        """The verb has written the event."""
+
+    def response_add(self, request: HttpRequest, obj: Key, post_url_continue: Any = None) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"The key {obj.name}",
+            "text": request.key_text,  # type: ignore[attr-defined]
+        }
+        return TemplateResponse(request, "admin/catalog/key/shown_once.html", context)
+
+    @admin.action(description="Revoke the selected keys", permissions=["change"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Key]) -> HttpResponse:
+        who = request.user.get_username()
+        return confirm(
+            self,
+            request,
+            queryset,
+            action="revoke",
+            title="Revoke keys",
+            question="Refuse these keys from now on? It cannot be taken back; make a new one instead.",
+            button="Yes, revoke",
+            done="revoked",
+            act=lambda key, why: actions.revoke_key(key.pk, by=who, why=why, door="admin"),
+        )
