@@ -67,6 +67,11 @@ def test_model_add_tells_scripts_what_rest_tells() -> None:
     assert told["status"]["scaling"] == "on demand, up to 1, unloaded after 15m idle"
 
 
+def test_a_model_that_is_added_without_scaling_is_said_to_be_off() -> None:
+    printed = manage("model_add", "tiny", *SIM)
+    assert printed.startswith("Added tiny (off; without --min or --max nothing runs).\n")
+
+
 def test_model_add_warns_and_adds() -> None:
     printed = manage("model_add", "tiny", *SIM, "--max", "1", "--idle-timeout", "10s")
     assert "warning: " in printed

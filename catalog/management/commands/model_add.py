@@ -17,6 +17,7 @@ from nodes.showing import model_as_dict, models_with_replicas, spec_of
 from nodes.tasks import wake
 
 EXAMPLES = """
+
 examples:
   manage.py model_add qwen --source Qwen/Qwen3-8B --gpu-class h100-80g --min 1 --max 2
   manage.py model_add gemma --source /models/gemma.gguf --engine llamacpp --max 1 \\
@@ -75,7 +76,8 @@ class Command(BaseCommand):
             print_json(self.stdout, model_as_dict(row, hides_secrets=False))
         else:
             scaling = scaling_words(spec_of(row).scaling, settings.LLMGW_IDLE_TIMEOUT)
-            self.stdout.write(f"Added {shown(row.name)} ({scaling}).")
+            hint = "; without --min or --max nothing runs" if row.scaling_max == 0 else ""
+            self.stdout.write(f"Added {shown(row.name)} ({scaling}{hint}).")
             if outcome.finding.level == "ok":
                 self.stdout.write(shown(outcome.finding.sentence, 2_000))
         told = [outcome.finding.sentence] if outcome.finding.level == "warn" else []
