@@ -58,7 +58,7 @@ class PassReport:
 
 
 def run_pass(holder: str) -> PassReport | None:
-    """One pass. None when another holder has the lease, or took it meanwhile."""
+    """One pass. None when another holder has the lease or took it meanwhile, or when an edit overtook it."""
     held = lease.take(holder)
     if held is None:
         return None
@@ -66,6 +66,9 @@ def run_pass(holder: str) -> PassReport | None:
         return _pass(held)
     except lease.LeaseLost:
         logger.warning("This pass took longer than its lease, and another holder goes on from here.")
+        return None
+    except IntegrityError as conflict:  # a model was removed while this pass decided about it
+        logger.warning("This pass was overtaken by an edit, and the next one looks again: %s", conflict)
         return None
     finally:
         lease.release(held)

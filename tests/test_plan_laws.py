@@ -99,8 +99,8 @@ def worlds(draw: st.DrawFn) -> Snapshot:
                 continue
             launch = draw(st.sampled_from([launches[model.id], None, Launch("x", "", {})]))
             state = draw(st.sampled_from(RANK_STATES))
-            report = RankReport(f"s{number}", 1, 0, state, gpus=take(node), launch=launch)
-            strangers.append(Stranger(node.id, report, draw(st.booleans()) and draw(st.booleans())))
+            said = RankReport(f"s{number}", 1, 0, state, gpus=take(node), launch=launch)
+            strangers.append(Stranger(node.id, said, draw(st.booleans()) and draw(st.booleans())))
         for number in range(draw(st.integers(0, 3))):
             model = draw(st.sampled_from(models))
             kind = draw(st.sampled_from(["transient", "configuration", "disk", "node"]))

@@ -15,6 +15,7 @@ import pytest
 from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
+from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from catalog.models import Event, Model, Name, Profile, Revision
@@ -726,6 +727,33 @@ def test_a_holder_that_slept_while_it_told_agents_records_no_answer(
     Lease.objects.update(expires_at=Now())
     one_pass()
     assert Replica.objects.get().state == READY
+
+
+def test_a_model_removed_while_a_pass_decides_about_it_costs_that_pass_only(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time, so nobody can come between")
+    agent = agent_of()
+    model = add_model()
+    add_model("n")
+
+    def remove() -> None:
+        Model.objects.get(pk=model.pk).delete()
+        connection.close()
+
+    def let_somebody_remove(**_: Any) -> None:
+        with ThreadPoolExecutor(1) as somebody:
+            somebody.submit(remove).result(10)
+        pre_save.disconnect(sender=Replica, dispatch_uid="somebody")
+
+    pre_save.connect(let_somebody_remove, sender=Replica, weak=False, dispatch_uid="somebody")
+    assert run_pass(HOLDER) is None
+    assert not Replica.objects.exists()
+    assert not agent.commands()
+
+    one_pass()
+    assert Replica.objects.get().model_name == "n"
 
 
 def test_old_ends_are_forgotten_and_reasons_kept(db: None) -> None:
