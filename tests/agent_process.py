@@ -30,6 +30,10 @@ TOKEN = "k1.agent-token-for-tests-0123456789abcdef"
 KEY = "k1.replica-key-for-tests-0123456789abcdef"
 SECOND = 10**9
 
+# Each test process has its own: a port that is given stays free until its engine has loaded.
+_FIRST_PORT = 11_000 + os.getpid() % 170 * 40
+PORT_RANGE = f"{_FIRST_PORT}-{_FIRST_PORT + 39}"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -94,11 +98,16 @@ class AgentProcess:
     # --- the process
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "nodes.agent", "--identity", str(self.identity)),
             *("--state", str(self.state_folder), "--listen", f"127.0.0.1:{self.port}"),
-            *("--sim-gpus", "2:sim", "--stop-grace", "2s", *self.options),
+            *("--port-range", PORT_RANGE, "--sim-gpus", "2:sim", "--stop-grace", "2s", *self.options),
         ]
 
     def start(self) -> None:

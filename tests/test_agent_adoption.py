@@ -117,6 +117,28 @@ def test_a_start_cut_before_its_process_is_made_again(agent: AgentProcess) -> No
     assert agent.engines() == [again["pid"]]
 
 
+@pytest.mark.parametrize("is_draining", [False, True], ids=["that ran", "that drained"])
+def test_workers_whose_engine_died_meanwhile_are_stopped(
+    agent: AgentProcess, tmp_path: Path, is_draining: bool
+) -> None:
+    engine = tmp_path / "llama-server"
+    engine.write_text("#!/bin/sh\n[ $1 = --version ] && exit\nsetsid sleep 1000 &\nsleep 1000\n")
+    engine.chmod(0o700)
+    agent.options = ("--engine", f"llamacpp={engine}")
+    agent.restart()
+    wanted = assignment(engine="llamacpp", source=str(engine))
+    agent.put(wanted)
+    rank = agent.wait_for(wanted["replica"], "starting")
+    wait_until(lambda: len(agent.engines()) == 3, "the engine's three processes")
+    agent.kill()
+    os.kill(rank["pid"], signal.SIGKILL)
+    if is_draining:
+        edit_record(agent, rank["replica"], state="draining", drain_until_s=1e12)
+    agent.start()
+    agent.wait_for(rank["replica"], "stopped" if is_draining else "failed")
+    assert agent.engines() == []
+
+
 def test_after_a_reboot_a_recycled_pid_is_nobodys_engine(agent: AgentProcess) -> None:
     rank = agent.run()
     agent.kill()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -258,6 +261,24 @@ def test_what_was_seen_is_known_after_the_agents_death(tmp_path: Path) -> None:
         wanted = assignment(replica=rank["replica"], fence=8)
         assert agent.put(wanted).refusal[:2] == (410, "deleted")
         assert agent.run(replica=rank["replica"], generation=2, fence=8)["generation"] == 2
+
+
+def test_a_full_disk_refuses_commands_and_clears_by_itself(tmp_path: Path) -> None:
+    with AgentProcess(tmp_path) as agent:
+        rank = agent.run()
+        unlimited = resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        wanted = assignment(gpus=["sim-1"])
+        assert agent.put(wanted).refusal[:2] == (507, "disk_full")
+        assert agent.delete(rank["replica"]).refusal[:2] == (507, "disk_full")
+        assert [each["state"] for each in agent.state()["ranks"]] == ["ready"]
+        os.kill(rank["pid"], signal.SIGKILL)
+        agent.wait_for(rank["replica"], "failed")
+        assert not list(agent.state_folder.rglob(".*"))
+        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, unlimited)
+        assert agent.put(wanted).status == 200
+        agent.restart()
+        assert agent.rank(rank["replica"])["state"] == "failed"
+        agent.wait_for(wanted["replica"], "ready")
 
 
 def test_a_log_outlives_its_replica(agent: AgentProcess, running: Any) -> None:

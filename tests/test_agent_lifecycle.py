@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_process import KEY, AgentProcess, Answer, Stream, ask, assignment
+from tests.agent_process import KEY, PORT_RANGE, AgentProcess, Answer, Stream, ask, assignment
 from tests.waiting import wait_until
 
 
@@ -31,7 +31,8 @@ def test_a_replica_becomes_ready_and_answers_to_its_own_key_alone(agent: AgentPr
     started = time.monotonic()
     rank = agent.run("--ttft", "1ms")
     assert time.monotonic() - started < 8
-    assert 18000 <= rank["port"] <= 18999
+    first, last = map(int, PORT_RANGE.split("-"))
+    assert first <= rank["port"] <= last
     assert rank["gpus"] == ["sim-0"]
     assert rank["launch"]["model"] == "m"
     assert (rank["running"], rank["waiting"]) == (0, 0)

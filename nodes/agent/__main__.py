@@ -16,6 +16,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -168,7 +169,7 @@ def _bind(address: str, port: int) -> socket.socket:
         return socket.create_server((address, port), family=family)
     except OSError as error:
         raise ConfigurationError(
-            f"--listen {address}:{port} is not to be had ({error.strerror}); choose another port."
+            f"--listen {address}:{port} is not to be had ({os.strerror(error.errno or 0)}); choose another port."
         ) from None
 
 

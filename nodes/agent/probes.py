@@ -101,7 +101,7 @@ class Probe:
         if metrics.status != 200:
             return Load()
         text = metrics.body.decode("utf-8", "replace")
-        return Load(_total(text, self._adapter.running), _total(text, self._adapter.waiting))
+        return Load(total_of(text, self._adapter.running), total_of(text, self._adapter.waiting))
 
     async def _ask(
         self,
@@ -142,7 +142,7 @@ def _names(body: bytes) -> list[str]:
         return []
 
 
-def _total(metrics: str, name: str) -> int | None:
+def total_of(metrics: str, name: str) -> int | None:
     """The sum of one metric over its labels."""
     found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? ([0-9.eE+]+)$", metrics, re.MULTILINE)
     try:

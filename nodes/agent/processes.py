@@ -218,7 +218,7 @@ def read_mark(pid: int) -> Mark | None:
 
 
 def marked_processes(node: str) -> list[Seen]:
-    """Every process of this node's engines, leaders of a session first."""
+    """Every process of this node's engines, the first of each engine first."""
     found = []
     for pid in pids():
         env = read_environment(pid)
@@ -230,4 +230,4 @@ def marked_processes(node: str) -> list[Seen]:
         gpus = tuple(gpu for gpu in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
         seen = Seen(pid, stat.started, mark, int(port) if port.isdecimal() else None, gpus, stat.group == pid)
         found.append(seen)
-    return sorted(found, key=lambda seen: not seen.is_leader)
+    return sorted(found, key=lambda seen: (seen.started, seen.pid))

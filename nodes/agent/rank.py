@@ -388,7 +388,8 @@ class Rank:
             changes |= {"since_s": now_s(), "boot": boot_id()}
             self._note = ""
             reason = changes.get("reason", self.record.reason)
-            log.info("replica %s: %s, then %s. %s", self.record.id, before, changes["state"], reason)
+            told = f"{before}, then {changes['state']}" + (f": {reason}" if reason else "")
+            log.info("replica %s: %s", self.record.id, told)
         self.record = replace(self.record, **changes)
 
     def _save(self) -> None:

@@ -150,7 +150,9 @@ class Ranks:
         is_this_boot = record.boot == boot_id()
         if not is_this_boot:
             record = replace(record, boot=boot_id(), since_s=now_s(), drain_until_s=None)
-        process = self._adopt(record, found) if is_this_boot else None
+        if record.is_over and found:  # the agent died between the end it wrote down and the last process
+            record = replace(record, state=DRAINING, since_s=now_s())
+        process, is_engine = self._take_up(record, found)
         if process is not None:
             record = replace(record, pid=process.pid, started=process.started)
         elif record.state == DRAINING:
@@ -159,22 +161,26 @@ class Ranks:
             record = self._died_unseen(record, is_this_boot)
         rank = self._ranks[record.id] = Rank(self.host, record, process)
         self.host.state.save(record)
-        if process is not None and not found[0].is_leader:
+        if record.state == DRAINING:
+            rank.leave(was_ready=is_engine)
+        elif process is not None and not is_engine:
             rank.lament()
-        elif record.state == DRAINING:
-            rank.leave(was_ready=True)
         elif not record.is_over:
             rank.live(self._taken_ports)
 
-    def _adopt(self, record: Record, found: Sequence[Seen]) -> Process | None:
-        """The record's process. One that was started but not yet written down is known by its mark alone."""
-        if record.is_over or not found:
-            return None
-        seen = found[0]
-        is_recorded = record.pid in (None, seen.pid) and record.started in (None, seen.started)
-        if seen.is_leader and not is_recorded:
-            return None
-        return Process.adopt(seen.pid, seen.started, seen.mark)
+    def _take_up(self, record: Record, found: Sequence[Seen]) -> tuple[Process | None, bool]:
+        """The record's engine, or what is left of it; and whether it is the engine itself. One that was started
+        and not yet written down is known by its mark."""
+        if not found:
+            return None, False
+        engine = next(
+            (seen for seen in found if (seen.pid, seen.started) == (record.pid, record.started)), None
+        )
+        if record.pid is None and found[0].is_leader:
+            engine = found[0]
+        seen = engine or found[0]
+        process = Process.adopt(seen.pid, seen.started, seen.mark)
+        return process, process is not None and engine is not None
 
     def _died_unseen(self, record: Record, is_this_boot: bool) -> Record:
         if is_this_boot:

@@ -1,0 +1,415 @@
+"""The agent's parts alone: how it starts, what it keeps, which ports it gives, what its probe believes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.agent.__main__ import (
+    ConfigurationError,
+    parse_grace_s,
+    parse_listen,
+    parse_pairs,
+    parse_port_range,
+    read_identity,
+)
+from nodes.agent.inventory import InventoryError, find_engines, gpu_class, parse_sim_gpus
+from nodes.agent.logs import KEPT_BYTES, LIMIT_BYTES, bound_log, read_tail
+from nodes.agent.ports import PortError, check_port_range, find_port
+from nodes.agent.probes import Load, Probe, total_of
+from nodes.agent.state import LOGS_LIMIT, TOMBSTONES_LIMIT, Record, StateError, StateFolder
+from nodes.engines import ENGINES
+from nodes.protocol import Assignment, Launch
+from tests.agent_process import CLUSTER, ROOT
+from tests.services import free_port
+
+NODE = "00000000-0000-4000-8000-00000000000d"
+REPLICA = "00000000-0000-4000-8000-000000000001"
+IDENTITY = {"cluster": CLUSTER, "node": NODE, "name": "n", "token": "t"}
+
+
+# --- how it starts --------------------------------------------------------------------------------------
+
+
+def identity_file(tmp_path: Path, content: str, mode: int = 0o600) -> Path:
+    path = tmp_path / "identity.json"
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def test_an_identity_is_read(tmp_path: Path) -> None:
+    identity = read_identity(identity_file(tmp_path, json.dumps({**IDENTITY, "later": "field"})))
+    assert (identity.cluster, identity.node, identity.name, identity.token) == (CLUSTER, NODE, "n", "t")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        pytest.param(json.dumps(IDENTITY), 0o644, "others may read it; run `chmod 600", id="open to all"),
+        pytest.param(json.dumps(IDENTITY), 0o640, "others may read it", id="open to a group"),
+        pytest.param("{", 0o600, "is not a JSON object", id="no JSON"),
+        pytest.param("[1]", 0o600, "is not a JSON object", id="no object"),
+        pytest.param(
+            json.dumps({"cluster": CLUSTER}), 0o600, "with cluster, node, name and token", id="half"
+        ),
+        pytest.param(json.dumps({**IDENTITY, "node": "x"}), 0o600, "must be UUIDs", id="a node that is none"),
+        pytest.param(json.dumps({**IDENTITY, "token": ""}), 0o600, "token not empty", id="no token"),
+    ],
+)
+def test_an_identity_is_refused(tmp_path: Path, content: str, mode: int, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        read_identity(identity_file(tmp_path, content, mode))
+
+
+def test_a_missing_identity_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere cannot be read: No such file"):
+        read_identity(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain_allowed", "address"),
+    [
+        ("127.0.0.1:80", False, ("127.0.0.1", 80)),
+        ("localhost:8378", False, ("127.0.0.1", 8378)),
+        ("[::1]:8378", False, ("::1", 8378)),
+        ("10.0.0.7:8378", True, ("10.0.0.7", 8378)),
+    ],
+    ids=str,
+)
+def test_an_address_is_read(text: str, is_plain_allowed: bool, address: tuple[str, int]) -> None:
+    assert parse_listen(text, is_plain_allowed=is_plain_allowed) == address
+
+
+REFUSED_OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "plain HTTP on a network": (
+        lambda: parse_listen("10.0.0.7:1", is_plain_allowed=False),
+        "add --plain-http",
+    ),
+    "plain HTTP everywhere": (lambda: parse_listen("0.0.0.0:1", is_plain_allowed=False), "add --plain-http"),
+    "a name for an address": (lambda: parse_listen("gpu7:1", is_plain_allowed=True), "an address and a port"),
+    "an address alone": (lambda: parse_listen("127.0.0.1", is_plain_allowed=True), "an address and a port"),
+    "a port beyond all": (lambda: parse_listen("127.0.0.1:70000", is_plain_allowed=True), "from 1 to 65535"),
+    "ports that are none": (lambda: parse_port_range("many"), "write two ports"),
+    "ports back to front": (lambda: parse_port_range("19000-18000"), "write two ports"),
+    "ports of the system": (lambda: parse_port_range("80-90"), "write two ports"),
+    "a label without a value": (lambda: parse_pairs("--label", ["zone"]), "--label zone: write NAME=VALUE"),
+    "a grace that is no duration": (lambda: parse_grace_s("soon"), "--stop-grace soon must be a duration"),
+    "cards without a class": (lambda: parse_sim_gpus("2"), "such as 2:sim"),
+    "cards without a number": (lambda: parse_sim_gpus("many:sim"), "such as 2:sim"),
+    "an engine nobody knows": (lambda: find_engines({"tgi": "/x"}), "there is no such engine"),
+    "an engine that is not there": (lambda: find_engines({"llamacpp": "/x/y"}), "no such program"),
+}
+
+
+@pytest.mark.parametrize(("parse", "words"), REFUSED_OPTIONS.values(), ids=REFUSED_OPTIONS)
+def test_an_option_is_refused_in_one_sentence(parse: Callable[[], Any], words: str) -> None:
+    with pytest.raises((ConfigurationError, InventoryError), match=words) as refused:
+        parse()
+    assert str(refused.value).endswith(".")
+
+
+def test_what_keeps_an_agent_from_starting_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    identity = identity_file(tmp_path, json.dumps(IDENTITY))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        listen = f"127.0.0.1:{busy.getsockname()[1]}"
+        agent = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "nodes.agent",
+                "--identity",
+                identity,
+                "--state",
+                tmp_path,
+                "--listen",
+                listen,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert agent.returncode == 1
+    assert agent.stderr.startswith(f"--listen {listen} is not to be had (Address already in use)")
+    assert agent.stderr.count("\n") == 1
+
+
+def test_an_agent_runs_without_django(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['django'] = None; import nodes.agent.__main__, nodes.agent.sim"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+
+
+# --- what there is --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_mib", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81559, "h100-80g"),
+        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40g"),
+        ("NVIDIA H200", 143771, "h200-141g"),
+        ("NVIDIA L40S", 46068, "l40s-48g"),
+        ("NVIDIA L4", 23034, "l4-24g"),
+        ("Tesla T4", 15360, "t4-16g"),
+        ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090-24g"),
+        ("NVIDIA GeForce RTX 3080 Ti", 12288, "rtx-3080-ti-12g"),
+        ("NVIDIA RTX 6000 Ada Generation", 49140, "rtx-6000-ada-48g"),
+        ("NVIDIA GB10", None, "gb10"),
+        ("", None, "gpu"),
+    ],
+    ids=str,
+)
+def test_a_card_has_a_class_that_people_would_give_it(
+    name: str, memory_mib: int | None, expected: str
+) -> None:
+    assert gpu_class(name, memory_mib) == expected
+
+
+def test_cards_are_made_up_by_class() -> None:
+    cards = parse_sim_gpus("2:sim, 1:h100-80g")
+    assert [(card.id, card.index, card.gpu_class) for card in cards] == [
+        ("sim-0", 0, "sim"),
+        ("sim-1", 1, "sim"),
+        ("sim-2", 2, "h100-80g"),
+    ]
+
+
+# --- ports ----------------------------------------------------------------------------------------------
+
+
+def test_ports_are_given_in_turn_and_never_one_that_is_in_use() -> None:
+    first = free_port()
+    with socket.create_server(("127.0.0.1", first + 1)):
+        given = [
+            find_port("127.0.0.1", first, first + 5, start=start, taken={first + 2})
+            for start in (0, first + 1, first + 4, first + 6)
+        ]
+    assert given == [first, first + 3, first + 4, first]
+
+
+def test_when_no_port_is_free_it_is_said() -> None:
+    port = free_port()
+    with pytest.raises(PortError, match=f"No port from {port} to {port} is free"):
+        find_port("127.0.0.1", port, port, start=port, taken={port})
+    with pytest.raises(PortError, match=r"Engines cannot listen on 203\.0\.113\.1"):
+        find_port("203.0.113.1", port, port, start=port, taken=set())
+
+
+def test_ephemeral_ports_are_not_given_to_engines() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for first, last in ((low, high), (low - 10, low), (high, high), (low + 1, low + 2)):
+        with pytest.raises(PortError, match="overlaps the ephemeral ports"):
+            check_port_range(first, last)
+    check_port_range(low - 10, low - 1)
+
+
+# --- what it keeps --------------------------------------------------------------------------------------
+
+
+def record(replica: str = REPLICA) -> Record:
+    launch = Launch("m", "s", {"engine": "sim", "args": ["--x"]}, context_length=7)
+    return Record(
+        Assignment(CLUSTER, replica, 3, 9, launch, "k" * 20, ("sim-0",)), port=18000, command=("a", "b")
+    )
+
+
+def test_a_record_survives_as_it_was_and_is_nobody_elses_to_read(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path / "state")
+    folder.save(record())
+    folder.raise_fence(5)
+    folder.raise_fence(4)
+    folder.bury("gone", 2)
+    folder.bury("gone", 1)
+    folder.close()
+    again = StateFolder.open(tmp_path / "state")
+    assert again.records() == [record()]
+    assert again.ledger.fence == 5
+    stone = again.tombstone("gone")
+    assert stone is not None
+    assert stone.generation == 2
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in files) == [f"{REPLICA}.json", "agent.json", "lock"]
+    again.close()
+
+
+def test_tombstones_are_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    stones = {
+        str(number): {"generation": 1, "boot": "b", "since_s": 0.0} for number in range(TOMBSTONES_LIMIT)
+    }
+    folder.close()
+    (tmp_path / "agent.json").write_text(json.dumps({"tombstones": stones}))
+    folder = StateFolder.open(tmp_path)
+    folder.bury("newest", 1)
+    assert folder.tombstone("newest")
+    assert folder.tombstone("0") is None
+    assert folder.tombstone("1") is not None, "a reboot does not end the week"
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="file/state cannot be used: Not a directory"):
+        StateFolder.open(tmp_path / "file" / "state")
+
+
+def test_a_failed_write_leaves_the_old_record_and_no_draft(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    folder.save(record())
+    broken = Record(record().assignment, command=(object(),))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        folder.save(broken)
+    assert folder.records() == [record()]
+    assert os.listdir(tmp_path / "replicas") == [f"{REPLICA}.json"]
+    folder.close()
+
+
+def test_logs_of_the_dead_are_bounded_in_number(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    names = [f"00000000-0000-4000-8000-{number:012d}" for number in range(LOGS_LIMIT + 5)]
+    for age, name in enumerate(names):
+        path = folder.log_path(name, 1)
+        path.touch()
+        os.utime(path, (10**9 - age, 10**9 - age))
+    folder.prune_logs({names[-1]})
+    left = {path.name[:36] for path in (tmp_path / "logs").iterdir()}
+    assert left == {*names[:LOGS_LIMIT], names[-1]}
+    folder.close()
+
+
+def test_the_last_log_is_the_newest_generations(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    for generation in (9, 10, 2):
+        folder.log_path(REPLICA, generation).touch()
+    assert folder.last_log(REPLICA) == folder.log_path(REPLICA, 10)
+    folder.close()
+
+
+def test_a_log_that_grows_keeps_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("ab") as engine:
+        engine.write(b"x" * LIMIT_BYTES + b"the end\n")
+        engine.flush()
+        bound_log(path)
+        engine.write(b"and more\n")
+    assert path.stat().st_size < 2 * KEPT_BYTES
+    assert path.read_bytes().startswith(b"[the agent cut this log here]\n")
+    assert read_tail(path, 17) == b"the end\nand more\n"
+    assert read_tail(tmp_path / "none") == b""
+
+
+# --- what its probe believes ----------------------------------------------------------------------------
+
+KEY = "the-right-key-0123456789"
+
+
+async def obstacle(port: int, **changes: Any) -> str:
+    launch = Launch("m", "s", {"engine": "sim"}, **changes)
+    async with aiohttp.ClientSession() as session:
+        probe = Probe(session, ENGINES["sim"], launch, base_url=f"http://127.0.0.1:{port}", key=KEY)
+        assert await probe.load() in (Load(), Load(2, 1))
+        return await probe.obstacle()
+
+
+async def obstacle_of(answers: dict[str, tuple[int, Any]], **changes: Any) -> str:
+    """What stands in the way of an engine that answers like this, and 401 to a stranger unless it is open."""
+
+    async def answer(request: web.Request) -> web.Response:
+        is_ours = request.headers["Authorization"] == f"Bearer {KEY}"
+        if not is_ours and request.method == "POST" and "open" not in answers:
+            return web.Response(status=401)
+        status, body = answers.get(request.path, (404, "no such route"))
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        return await obstacle(port, **changes)
+    finally:
+        await runner.cleanup()
+
+
+GOOD: dict[str, tuple[int, Any]] = {
+    "/health": (200, ""),
+    "/v1/models": (200, {"data": [{"id": "m"}]}),
+    "/v1/completions": (200, {}),
+    "/metrics": (200, 'vllm:num_requests_running{a="{}"} 2.0\nvllm:num_requests_waiting 1.0\n'),
+}
+
+OBSTACLES: dict[str, tuple[dict[str, tuple[int, Any]], str]] = {
+    "none": ({}, ""),
+    "a load that goes on": ({"/health": (503, "Loading\nmodel")}, "/health answers 503: Loading model"),
+    "another's key": ({"/v1/models": (401, "no")}, "/v1/models answers 401 to this replica's key: no"),
+    "another's model": (
+        {"/v1/models": (200, {"data": [{"id": "x"}]})},
+        "does not list m: another engine answers",
+    ),
+    "no list of models": ({"/v1/models": (200, "[[[")}, "does not list m"),
+    "a list that is none": ({"/v1/models": (200, {"data": 7})}, "does not list m"),
+    "open to everybody": ({"open": (200, "")}, "/v1/completions answers 200 to a wrong key instead of 401"),
+    "no first token": ({"/v1/completions": (500, "kaput")}, "answers 500 to a first request: kaput"),
+    "an answer without end": ({"/health": (200, "x" * (5 << 20))}, "/health answers without end"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), OBSTACLES.values(), ids=OBSTACLES)
+async def test_an_obstacle_is_named(changes: dict[str, tuple[int, Any]], words: str) -> None:
+    found = await obstacle_of({**GOOD, **changes})
+    assert words in found if words else not found
+
+
+async def test_an_engine_for_embeddings_is_asked_for_one() -> None:
+    embedding = {**GOOD, "/v1/completions": (500, ""), "/v1/embeddings": (200, {})}
+    assert await obstacle_of(embedding, capabilities={"embeddings": True}) == ""
+
+
+async def test_nobody_who_listens_is_an_obstacle() -> None:
+    assert await obstacle(free_port()) == "it does not listen yet"
+
+
+async def test_one_who_never_answers_is_an_obstacle() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert await obstacle(silent.getsockname()[1]) == "/health did not answer within 2 s"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "total"),
+    [
+        ("", None),
+        ("running 3", 3),
+        ('running{engine="0"} 3.0\nrunning{engine="1"} 1e0\n', 4),
+        ("# TYPE running gauge\nrunning_total 7\nnot_running 8\n", None),
+        ("running many\n", None),
+        ("running 1e999\n", None),
+        ("running 1.2.3\n", None),
+    ],
+    ids=repr,
+)
+def test_a_metric_is_summed_over_its_labels(metrics: str, total: int | None) -> None:
+    assert total_of(metrics, "running") == total
+
+
+@given(st.text())
+def test_metrics_of_any_kind_are_a_number_or_unknown(text: str) -> None:
+    assert total_of(text, "running") is None
+    assert isinstance(total_of(f"{text}\nrunning 3\n", "running"), int | None)
