@@ -168,8 +168,9 @@ def _bind(address: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family)
     except OSError as error:
+        why = os.strerror(error.errno or 0)
         raise ConfigurationError(
-            f"--listen {address}:{port} is not to be had ({os.strerror(error.errno or 0)}); choose another port."
+            f"--listen {address}:{port} is not to be had ({why}); choose another port."
         ) from None
 
 

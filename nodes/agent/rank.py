@@ -29,7 +29,17 @@ from nodes.agent.state import Record, StateFolder
 from nodes.agent.weights import FetchError, fetch
 from nodes.engines import ENGINES, RenderError, Seat, render
 from nodes.engines.causes import CONFIGURATION, DISK, NODE, TRANSIENT, Cause, classify
-from nodes.protocol import DRAINING, FAILED, FETCHING, READY, STARTING, STOPPED, Launch, RankReport
+from nodes.protocol import (
+    DRAINING,
+    FAILED,
+    FETCHING,
+    READY,
+    STARTING,
+    STOPPED,
+    ClusterKey,
+    Launch,
+    RankReport,
+)
 
 log = logging.getLogger("llmgw.agent")
 
@@ -115,6 +125,7 @@ class Rank:
             waiting=self._load.waiting if is_serving else None,
             done_bytes=done,
             total_bytes=total,
+            key_id=ClusterKey.id_of(record.assignment.key),
         )
 
     # --- from outside

@@ -173,9 +173,8 @@ class Ranks:
         and not yet written down is known by its mark."""
         if not found:
             return None, False
-        engine = next(
-            (seen for seen in found if (seen.pid, seen.started) == (record.pid, record.started)), None
-        )
+        recorded = (record.pid, record.started)
+        engine = next((seen for seen in found if (seen.pid, seen.started) == recorded), None)
         if record.pid is None and found[0].is_leader:
             engine = found[0]
         seen = engine or found[0]
