@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -16,7 +17,7 @@ django: Any = get_asgi_application()
 # Only now: they use models, which are there once Django is.
 from django.conf import settings  # noqa: E402
 
-from llmgw.gateway.app import GatewayApp, Receive, Scope, Send  # noqa: E402
+from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 _gateway: GatewayApp | None = None
@@ -27,8 +28,32 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await _live(receive, send)
     elif _gateway is not None and scope["type"] == "http" and scope["path"].startswith("/v1/"):
         await _gateway(scope, receive, send)
+    elif scope["type"] == "http":
+        await _bounded(scope, receive, send)
     else:
         await django(scope, receive, send)
+
+
+async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Django keeps a whole body, on disk if need be, before any view may refuse it: so it is counted here."""
+    limit, arrived = settings.LLMGW_MAX_BODY_BYTES, 0
+
+    async def counted() -> Message:
+        nonlocal arrived
+        message = await receive()
+        arrived += len(message.get("body", b""))
+        return message if arrived <= limit else {"type": "http.disconnect"}
+
+    claimed = dict(scope["headers"]).get(b"content-length", b"0")
+    if not claimed.isdigit() or int(claimed) <= limit:
+        await django(scope, counted, send)
+        if arrived <= limit:
+            return
+    sentence = f"The request is larger than the {limit} bytes that this server takes; send less."
+    body = json.dumps({"errors": [{"field": "", "code": "too_large", "sentence": sentence}]}).encode()
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -39,7 +64,7 @@ async def _live(receive: Receive, send: Send) -> None:
             # Made here, because it belongs to the loop that runs now.
             _gateway = GatewayApp(
                 pepper=settings.LLMGW_KEY_PEPPER,
-                cluster_key=settings.LLMGW_CLUSTER_KEYS[0],
+                cluster_keys=settings.LLMGW_CLUSTER_KEYS,
                 wake=wake,
                 hold_s=settings.LLMGW_HOLD_S,
                 max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,

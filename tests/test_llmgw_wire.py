@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+from typing import Any
+
 import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client, override_settings
+
+from tests.stage import Web
 
 PASSWORD = "a long enough password"
 
@@ -59,3 +66,25 @@ def test_guessing_a_password_is_slowed_down() -> None:
     assert guesser.get("/admin/").status_code == 302
     assert elsewhere.post("/admin/login/", right).status_code == 302
     assert elsewhere.get("/admin/").status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["its length says so", "it only turns out to be"])
+def test_a_page_takes_no_body_over_the_limit(settings: Any, is_chunked: bool) -> None:
+    settings.LLMGW_MAX_BODY_BYTES = 100_000
+    with Web() as web:
+        connection = http.client.HTTPConnection(web.url.removeprefix("http://"), timeout=10)
+        with contextlib.closing(connection):
+            connection.request(
+                "POST",
+                "/api/models/",
+                iter([b"x" * 50_000] * 3) if is_chunked else b"x" * 150_000,
+                {"Content-Type": "application/json"},
+                encode_chunked=is_chunked,
+            )
+            answer = connection.getresponse()
+            body = json.load(answer)
+    assert answer.status == 413
+    assert body["errors"][0]["sentence"] == (
+        "The request is larger than the 100000 bytes that this server takes; send less."
+    )
