@@ -74,8 +74,9 @@ class Node(models.Model):
 class Replica(models.Model):
     """One running copy of a model.
 
-    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint. By the reconciler:
-    wanted, wanted_why, generation. By observation, from its ranks: state, reason, state_since, failure.
+    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint, key_id. By the
+    reconciler: wanted, wanted_why, generation. By observation, from its ranks: state, reason, state_since,
+    failure.
     """
 
     class State(models.TextChoices):
@@ -102,6 +103,7 @@ class Replica(models.Model):
     fingerprint = models.CharField(max_length=16, blank=True, help_text="of its profile; empty is unknown")
     is_adopted = models.BooleanField(default=False)
     generation = models.PositiveIntegerField(default=1)
+    key_id = models.CharField(max_length=100, blank=True, help_text="the cluster key its own derives from")
     created_at = models.DateTimeField(db_default=Now())
 
     wanted = models.CharField(max_length=10, choices=Wanted, default=Wanted.RUN)

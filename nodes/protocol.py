@@ -109,7 +109,8 @@ class RankReport:
     """What an agent knows of one rank. `age_s` is how long it has been in its state, by a monotonic clock.
 
     reason: one sentence for people. cause, kind: a failure's code and class (FAILURE_KINDS).
-    running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch.
+    running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch. key_id: which of the
+    cluster's keys its own was derived from.
     """
 
     replica: str
@@ -130,6 +131,7 @@ class RankReport:
     waiting: int | None = None
     done_bytes: int | None = None
     total_bytes: int | None = None
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,16 @@ class ClusterKey:
 
     def replica_key(self, replica: str, generation: int) -> str:
         return self._derive("replica", replica, generation)
+
+    @classmethod
+    def chosen(cls, keys: Sequence[ClusterKey], id: str) -> ClusterKey:
+        """The one an engine was started with, while it is still among the keys; else the first."""
+        return next((key for key in keys if key.id == id), keys[0])
+
+    @staticmethod
+    def id_of(derived: str) -> str:
+        """Which key a token or a replica's key was derived from."""
+        return derived.partition(".")[0]
 
     def _derive(self, purpose: str, subject: str, generation: int) -> str:
         text = "\n".join(("llmgw", purpose, subject, str(generation)))

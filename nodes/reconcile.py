@@ -24,7 +24,7 @@ from nodes.agents import Message, Told, cluster_keys
 from nodes.models import Claim, Cluster, Gateway, Node, Orphan, Rank, Replica, Unplaced
 from nodes.plan import Adopt, Blocked, End, Order, Plan, Start, orders, plan
 from nodes.plan import Orphan as OrphanFound
-from nodes.protocol import FAILED, STOPPED, Assignment, to_json
+from nodes.protocol import FAILED, STOPPED, Assignment, ClusterKey, to_json
 from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
 from nodes.standing import Standing
 
@@ -150,6 +150,7 @@ def _start(start: Start, standing: Standing) -> None:
         profile=_profile(start.model, start.launch.profile.get("name")),
         launch=to_json(start.launch),
         fingerprint=start.launch.fingerprint,
+        key_id=cluster_keys()[0].id,
         created_at=standing.now,
         wanted_why=start.why,
         wanted_since=standing.now,
@@ -170,6 +171,7 @@ def _adopt(adopt: Adopt, standing: Standing) -> None:
         fingerprint=adopt.launch.fingerprint[:16],
         is_adopted=True,
         generation=report.generation,
+        key_id=report.key_id,
         created_at=standing.now,
         wanted_why=adopt.why,
         wanted_since=standing.now,
@@ -245,13 +247,14 @@ def _show_orphans(found: Sequence[OrphanFound], standing: Standing) -> None:
 def _message(order: Order, standing: Standing, cluster: str, fence: int) -> Message:
     assignment = None
     if order.launch is not None:
+        key = ClusterKey.chosen(cluster_keys(), standing.replicas[order.replica].key_id)
         assignment = Assignment(
             cluster=cluster,
             replica=order.replica,
             generation=order.generation,
             fence=fence,
             launch=order.launch,
-            key=cluster_keys()[0].replica_key(order.replica, order.generation),
+            key=key.replica_key(order.replica, order.generation),
             gpus=order.gpus,
             rank=order.rank,
         )

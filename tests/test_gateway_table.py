@@ -23,7 +23,8 @@ from nodes.protocol import ClusterKey
 from tests.stage import Play, change, make_key, make_model, make_replica, playing
 from tests.waiting import wait_until
 
-KEY = ClusterKey("k1", b"a secret of the cluster for tests")
+KEY, OLDER = ClusterKey("k2", b"a secret of the cluster for tests"), ClusterKey("k1", b"the one before")
+KEYS = (KEY, OLDER)
 
 
 class _Engine:
@@ -34,7 +35,7 @@ ENGINE: Any = _Engine()
 
 
 def _read(previous: Table | None = None) -> Table:
-    return read_table(previous or Table(), KEY)
+    return read_table(previous or Table(), KEYS)
 
 
 def _served(table: Table, name: str) -> list[str]:
@@ -167,6 +168,22 @@ def test_a_target_is_the_first_rank_under_the_replicas_own_key() -> None:
     assert target.served_name == "launched-as"
     assert target.origin == "http://127.0.0.1:30001"
     assert target.key == KEY.replica_key(str(replica.pk), 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("key_id", "key"),
+    [
+        pytest.param("k1", OLDER, id="started before the cluster's key was rotated"),
+        pytest.param("k2", KEY, id="started since"),
+        pytest.param("", KEY, id="adopted from an agent that does not say"),
+    ],
+)
+def test_an_engine_is_asked_with_the_key_it_was_started_with(key_id: str, key: ClusterKey) -> None:
+    replica = make_replica(make_model(), ENGINE)
+    Replica.objects.filter(pk=replica.pk).update(key_id=key_id)
+    (target,) = _read().targets[replica.model_id or 0]
+    assert target.key == key.replica_key(str(replica.pk), 1)
 
 
 @pytest.mark.django_db

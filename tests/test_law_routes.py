@@ -84,7 +84,7 @@ def test_the_control_plane_wants_to_know_who_asks(path: str) -> None:
 async def test_the_gateway_wants_a_key(path: str, headers: dict[str, str]) -> None:
     app = gateway.GatewayApp(
         pepper=b"pepper",
-        cluster_key=settings.LLMGW_CLUSTER_KEYS[0],
+        cluster_keys=settings.LLMGW_CLUSTER_KEYS,
         wake=lambda: None,
         hold_s=1,
         max_body_bytes=1000,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -49,7 +49,7 @@ class GatewayApp:
         self,
         *,
         pepper: bytes,
-        cluster_key: ClusterKey,
+        cluster_keys: Sequence[ClusterKey],
         wake: Callable[[], object],
         hold_s: float,
         max_body_bytes: int,
@@ -59,7 +59,7 @@ class GatewayApp:
         self._pepper = pepper
         self._max_body_bytes = max_body_bytes
         self._is_plain_http_allowed = is_plain_http_allowed
-        self.table = LiveTable(cluster_key, poll_s=poll_s)
+        self.table = LiveTable(cluster_keys, poll_s=poll_s)
         self.demand = DemandBook(self.table, wake=wake)
         self._upstream = Upstream()
         self._relay = Relay(self.table, self.demand, self._upstream, hold_s=hold_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -105,7 +105,7 @@ class Table:
         return self.situations.get(model.id, Situation())
 
 
-def read_table(previous: Table, cluster_key: ClusterKey) -> Table:
+def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
     """The table as the database has it now, from `previous` and what changed since. Runs in the table's
     thread."""
     now = monotonic()
@@ -119,7 +119,7 @@ def read_table(previous: Table, cluster_key: ClusterKey) -> Table:
         table = replace(table, full_at_s=now, models={}, replicas={}, keys={})
     if revision > since:
         models = _models(table.models, since)
-        replicas = _replicas(table.replicas, since, cluster_key)
+        replicas = _replicas(table.replicas, since, cluster_keys)
         table = replace(
             table,
             models=models,
@@ -180,7 +180,7 @@ def _names(models: Iterable[ModelEntry]) -> dict[str, int]:
 
 
 def _replicas(
-    known: Mapping[str, ReplicaEntry], since: int, cluster_key: ClusterKey
+    known: Mapping[str, ReplicaEntry], since: int, cluster_keys: Sequence[ClusterKey]
 ) -> dict[str, ReplicaEntry]:
     replicas = dict(known)
     if since >= 0:
@@ -195,13 +195,14 @@ def _replicas(
     ).values_list(
         "replica_id",
         "replica__generation",
+        "replica__key_id",
         "replica__model_id",
         "replica__profile_id",
         "replica__launch__model",
         "node__address",
         "port",
     )
-    for replica, generation, model, profile, served_name, address, port in first_ranks:
+    for replica, generation, key_id, model, profile, served_name, address, port in first_ranks:
         if port is None:
             continue
         uuid = str(replica)
@@ -209,7 +210,7 @@ def _replicas(
             replica=uuid,
             served_name=served_name or "",
             origin=_origin(address, port),
-            key=cluster_key.replica_key(uuid, generation),
+            key=ClusterKey.chosen(cluster_keys, key_id).replica_key(uuid, generation),
         )
         replicas[uuid] = ReplicaEntry(model, profile, target)
     return replicas
@@ -274,8 +275,8 @@ def _situations() -> dict[int, Situation]:
 class LiveTable:
     """The current Table, and the loop that keeps it so."""
 
-    def __init__(self, cluster_key: ClusterKey, *, poll_s: float) -> None:
-        self._cluster_key, self._poll_s = cluster_key, poll_s
+    def __init__(self, cluster_keys: Sequence[ClusterKey], *, poll_s: float) -> None:
+        self._cluster_keys, self._poll_s = cluster_keys, poll_s
         self._thread = DatabaseThread("table")
         self._task: asyncio.Task[None] | None = None
         self._nudge = asyncio.Event()
@@ -327,7 +328,7 @@ class LiveTable:
     async def _poll(self) -> None:
         previous = self.current
         try:
-            self.current = await self._thread.run(lambda: read_table(previous, self._cluster_key))
+            self.current = await self._thread.run(lambda: read_table(previous, self._cluster_keys))
         except (
             Exception
         ) as error:  # whatever it is, the table that there is serves on, and the next poll tries again

@@ -73,6 +73,7 @@ class Migration(migrations.Migration):
                 ('fingerprint', models.CharField(blank=True, help_text='of its profile; empty is unknown', max_length=16)),
                 ('is_adopted', models.BooleanField(default=False)),
                 ('generation', models.PositiveIntegerField(default=1)),
+                ('key_id', models.CharField(blank=True, help_text='the cluster key its own derives from', max_length=100)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('wanted', models.CharField(choices=[('run', 'Run'), ('drain', 'Drain'), ('stop', 'Stop')], default='run', max_length=10)),
                 ('wanted_why', models.TextField(blank=True)),
