@@ -129,8 +129,8 @@ async def serve(options: argparse.Namespace) -> None:
     labels = parse_pairs("--label", options.label)
     grace_s = parse_grace_s(options.stop_grace)
     state = StateFolder.open(options.state.resolve())
-    # A connection each: engines close idle ones when they like.
-    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    # Idle connections are let go before an engine closes them itself (llama-server does after 5 s).
+    connector = aiohttp.TCPConnector(keepalive_timeout=3, limit=0)
     async with aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     ) as session:

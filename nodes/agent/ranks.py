@@ -169,8 +169,10 @@ class Ranks:
             rank.live(self._taken_ports)
 
     def _take_up(self, record: Record, found: Sequence[Seen]) -> tuple[Process | None, bool]:
-        """The record's engine, or what is left of it; and whether it is the engine itself. One that was started
-        and not yet written down is known by its mark."""
+        """The record's engine, or what is left of it; and whether it is the engine itself.
+
+        One that was started and not yet written down is known by its mark.
+        """
         if not found:
             return None, False
         recorded = (record.pid, record.started)

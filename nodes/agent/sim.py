@@ -225,6 +225,12 @@ class _Reply:
         self._head = {"id": reply_id, "created": int(time.clock_gettime(time.CLOCK_REALTIME)), "model": model}
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         self._chunk_head = json.dumps({**self._head, "object": kind})[:-1]
+        said, end = ('"delta": {"content": ', "}") if is_chat else ('"text": ', "")
+        self._before = [
+            f'data: {self._chunk_head}, "choices": [{{"index": {index}, {said}'.encode()
+            for index in range(ask.choices)
+        ]
+        self._after = f'{end}, "logprobs": null, "finish_reason": null}}]}}\n\n'.encode()
 
     def whole(self) -> dict[str, Any]:
         choices = []
@@ -238,10 +244,11 @@ class _Reply:
 
     def pieces(self, told: int, due: int) -> bytes:
         opening = self._roles() if self.is_chat and told == 0 else b""
+        # Put together from parts: this is what a benchmark of everything around the engine waits for.
         return opening + b"".join(
-            self._chunk({"index": index, **self._said(piece), "logprobs": None, "finish_reason": None})
+            before + json.dumps(piece).encode() + self._after
             for position in range(told, due)
-            for index, answer in enumerate(self.answers)
+            for before, answer in zip(self._before, self.answers, strict=True)
             for piece in answer.pieces[position : position + 1]
         )
 
@@ -256,9 +263,6 @@ class _Reply:
             usage = json.dumps(self._usage())
             chunks.append(f'data: {self._chunk_head}, "choices": [], "usage": {usage}}}\n\n'.encode())
         return b"".join(chunks) + b"data: [DONE]\n\n"
-
-    def _said(self, piece: str) -> dict[str, Any]:
-        return {"delta": {"content": piece}} if self.is_chat else {"text": piece}
 
     def _ending(self, index: int, answer: Answer) -> dict[str, Any]:
         said: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
