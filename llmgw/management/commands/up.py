@@ -13,6 +13,7 @@ import secrets
 import socket
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -249,7 +250,13 @@ def _ask(access: dict[str, str]) -> str:
 def _box(news: str, access: dict[str, str], is_new: bool) -> str:
     url, key = access["url"], access["api_key"] if is_new else "$LLMGW_KEY"
     kept = settings.LLMGW_VAR / "up.json"
-    lines = [news, "", f"admin     {url}/admin/", f"REST      {url}/api/", f"OpenAI    {url}/v1"]
+    lines = [
+        *textwrap.wrap(news, 80),
+        "",
+        f"admin     {url}/admin/",
+        f"REST      {url}/api/",
+        f"OpenAI    {url}/v1",
+    ]
     if is_new:
         lines += ["", f"user      {access['user']}", f"password  {access['password']}", f"API key   {key}"]
         lines += ["", f"This is shown once, and kept in {kept}. Try:"]
