@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import shutil
@@ -305,7 +306,20 @@ def llama_server() -> str | None:
     has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text()
     if has_avx512 and beside.exists():
         return str(beside)
-    return shutil.which("llama-server")
+    return shutil.which("llama-server") or xllama_server()
+
+
+def xllama_server() -> str | None:
+    """The server inside xllamacpp, as a program; it asks less of a processor."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        return None
+    program = Path(os.environ["LLMGW_VAR"]) / "llama-server"
+    script = Path(__file__).with_name("xllama_server.py")
+    program.write_text(
+        f"#!{sys.executable}\nimport runpy\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    program.chmod(0o700)
+    return str(program)
 
 
 def gguf(cache: Path) -> Path:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.agent_process import KEY, AgentProcess, Stream, assignment, gguf, llama_server
+from tests.agent_process import KEY, AgentProcess, Stream, assignment, gguf, llama_server, xllama_server
 
 pytestmark = pytest.mark.skipif(llama_server() is None, reason="no llama-server that runs on this processor")
 
@@ -38,7 +38,12 @@ def client(port: int, key: str = KEY) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def test_it_answers_with_the_catalogs_context_under_its_own_key(agent: AgentProcess, model: Path) -> None:
+@pytest.mark.parametrize("program", [llama_server, xllama_server], ids=["packaged", "inside xllamacpp"])
+def test_it_answers_with_the_catalogs_context_under_its_own_key(
+    program: Callable[[], str | None], agent: AgentProcess, model: Path
+) -> None:
+    agent.options = ("--engine", f"llamacpp={program()}")
+    agent.restart()
     wanted = llama(model)
     agent.put(wanted)
     rank = agent.wait_for(wanted["replica"], "ready", timeout_s=60)
