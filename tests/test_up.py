@@ -145,6 +145,16 @@ def test_from_nothing_to_a_chat_and_back_to_nothing(start: Callable[[int], Up], 
     assert third.left() == []
 
 
+def test_access_that_cannot_be_read_is_made_anew(start: Callable[[int], Up], tmp_path: Path) -> None:
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "up.json").write_text("half of {")
+    one = start(free_port())
+    one.wait_until_it_says("Ctrl-C stops it all.")
+    access = json.loads((tmp_path / "var" / "up.json").read_text())
+    assert access["api_key"] in one.output
+    assert chat(access)["choices"]
+
+
 def test_a_busy_port_is_one_sentence(start: Callable[[int], Up]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -160,7 +160,7 @@ def _programs(port: int, agent_port: int, identity: Path, agent_state: Path) -> 
         "web": [
             *(sys.executable, "-m", "uvicorn", "llmgw.asgi:application"),
             *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--http", "httptools"),
-            *("--log-level", "warning", "--no-access-log", "--no-server-header"),
+            *("--log-level", "warning", "--no-access-log", "--no-server-header", "--no-proxy-headers"),
             *("--timeout-graceful-shutdown", str(STOP_S // 2)),
         ],
         "worker": [
@@ -180,21 +180,20 @@ def _programs(port: int, agent_port: int, identity: Path, agent_state: Path) -> 
 
 
 def _access(path: Path, url: str) -> tuple[dict[str, str], bool]:
-    """How to get in, and whether it is new. It is made anew when the database does not know it any more."""
-    access: dict[str, str] = {}
-    if path.exists():
-        access = json.loads(path.read_text())
-    is_new = not access or not _is_known(access)
-    if is_new:
-        access = _make_access()
-    access["url"] = url
+    """How to get in, and whether it is new. It is made anew when it cannot be read, or its key is gone."""
+    kept = _kept_access(path)
+    access = {**(kept or _make_access()), "url": url}
     _write_private(path, access)
-    return access, is_new
+    return access, kept is None
 
 
-def _is_known(access: dict[str, str]) -> bool:
-    key = KeyText.parse(access["api_key"])
-    return key is not None and Key.objects.filter(pk=key.id).exists()
+def _kept_access(path: Path) -> dict[str, str] | None:
+    try:
+        access: dict[str, str] = json.loads(path.read_text())
+        key = KeyText.parse(access["api_key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return access if key is not None and Key.objects.filter(pk=key.id, revoked_at=None).exists() else None
 
 
 def _make_access() -> dict[str, str]:
