@@ -69,7 +69,11 @@ def test_it_answers_with_the_catalogs_context_under_its_own_key(
     ):
         stranger.completions.create(model="m", prompt="Hello", max_tokens=1)
 
-    # Killed in the midst of a stream, the agent is replaced; then a drain lets the stream finish.
+
+def test_a_stream_outlives_its_agent_and_a_drain_waits_for_it(agent: AgentProcess, model: Path) -> None:
+    wanted = llama(model)
+    agent.put(wanted)
+    rank = agent.wait_for(wanted["replica"], "ready", timeout_s=60)
     stream = Stream(rank["port"], max_tokens=150)
     agent.restart()
     assert agent.rank(rank["replica"])["pid"] == rank["pid"]

@@ -47,10 +47,11 @@ def main() -> None:
     params.endpoint_slots = True
     params.embedding = options.embeddings
     params.api_keys = [key for key in [os.environ.get("LLAMA_API_KEY", "")] if key]
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     server = xllamacpp.Server(params)
-    signal.sigwait({signal.SIGINT})
-    del server
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    while server:
+        signal.pause()
 
 
 if __name__ == "__main__":
