@@ -113,5 +113,6 @@ def test_what_cannot_start_says_why(agent: AgentProcess, model: Path, tmp_path: 
         agent.put(wanted)
     for cause, (wanted, words) in cases.items():
         failed = agent.wait_for(wanted["replica"], "failed", timeout_s=60)
-        assert (failed["cause"], failed["kind"]) == (cause, "configuration"), failed
+        kind = "node" if cause == "model_path_missing" else "configuration"  # another node may have it
+        assert (failed["cause"], failed["kind"]) == (cause, kind), failed
         assert words in failed["reason"]

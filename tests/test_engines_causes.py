@@ -45,7 +45,7 @@ RECORDINGS = {
     ),
     "exit_missing": (
         "model_path_missing",
-        "configuration",
+        "node",
         (
             "llama-server cannot open /nope/missing.gguf (No such file or directory); check the model's"
             " source on this node."

@@ -24,7 +24,7 @@ from typing import Any
 
 from catalog.source import HubSource, PathSource, SourceError, parse_source
 from catalog.weights import GGUF_ENGINES, choose_weights
-from nodes.engines.causes import CONFIGURATION, DISK, TRANSIENT, Cause
+from nodes.engines.causes import CONFIGURATION, DISK, NODE, TRANSIENT, Cause
 from nodes.protocol import Launch
 
 # What belongs to weights other than GGUF, which has it all in one file.
@@ -65,7 +65,7 @@ async def fetch(launch: Launch, store: Path, progress: Callable[[int, int], None
 def _local(launch: Launch, path: str) -> str:
     if not os.path.exists(path):
         sentence = f'The path {path} of model "{launch.model}" is not on this node; put the weights there.'
-        raise _failure("model_path_missing", sentence, CONFIGURATION)
+        raise _failure("model_path_missing", sentence, NODE)
     if launch.engine not in GGUF_ENGINES or not os.path.isdir(path):
         return path
     return str(Path(path, _gguf_of(launch, path, os.listdir(path))))

@@ -78,7 +78,7 @@ _ROWS = (
         "llamacpp",
         r"failed to open GGUF file '(?P<path>[^']+)' \((?P<why>[^)]+)\)",
         "llama-server cannot open {path} ({why}); check the model's source on this node.",
-        CONFIGURATION,
+        NODE,
     ),
     _row(
         "corrupt_weights",
