@@ -298,15 +298,9 @@ if REDIS_URL:
         "socket_timeout": 10,
     }
 else:
-    _broker = str(_folder("broker"))
     CELERY_BROKER_URL = "filesystem://localhost/"
-    CELERY_BROKER_TRANSPORT = "llmgw.celery:WholeFileTransport"
-    CELERY_BROKER_TRANSPORT_OPTIONS = {
-        "data_folder_in": _broker,
-        "data_folder_out": _broker,
-        "control_folder": str(_folder("broker", "control")),
-        "polling_interval": 0.1,
-    }
+    CELERY_BROKER_TRANSPORT = "llmgw.celery:FileTransport"
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"folder": str(_folder("broker")), "polling_interval": 0.1}
 
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TASK_SERIALIZER = "json"
@@ -319,7 +313,7 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a broker that is away comes back; the worker waits for it
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULER = "celery.beat:Scheduler"  # in memory: a tick every few seconds needs no record
+CELERY_BEAT_SCHEDULER = "llmgw.celery:SteadyScheduler"  # in memory: a tick needs no record
 CELERY_BEAT_SCHEDULE = {
     "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}}
 }
