@@ -36,12 +36,14 @@ def take(holder: str) -> Held | None:
     row = Lease.objects.annotate(now=Now()).filter(name=NAME).first()
     if row is None:
         Lease.objects.get_or_create(name=NAME)
+    term = timedelta(seconds=settings.LLMGW_LEASE_S)
     is_mine = Q(holder=holder, expires_at__gt=Now())
-    is_free = Q(expires_at=None) | Q(expires_at__lte=Now())
+    # One that ends more than a term from now was taken before the clock was set back.
+    is_free = Q(holder="") | Q(expires_at__lte=Now()) | Q(expires_at__gt=Now() + term)
     taken = Lease.objects.filter(is_mine | is_free, name=NAME).update(
         token=Case(When(is_mine, then=F("token")), default=F("token") + 1),
         holder=holder,
-        expires_at=Now() + timedelta(seconds=settings.LLMGW_LEASE_S),
+        expires_at=Now() + term,
     )
     if not taken:
         return None
@@ -63,4 +65,4 @@ def confirm(held: Held) -> None:
 
 def release(held: Held) -> None:
     """Let the next one have it at once. Nothing happens when it is somebody else's already."""
-    Lease.objects.filter(name=NAME, holder=held.holder, token=held.token).update(expires_at=Now())
+    Lease.objects.filter(name=NAME, holder=held.holder, token=held.token).update(holder="", expires_at=Now())

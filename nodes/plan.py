@@ -321,20 +321,23 @@ class _Draft:
         if demand.waiting:
             return True
         lately = min(WAKE_FOR, timedelta(microseconds=self._idle_timeout_ns(model) / 1000))
-        return demand.asked_at is not None and self.snapshot.now - demand.asked_at < lately
+        # Either way: where the clock was set back, a moment in the future is no reason for hours to come.
+        return demand.asked_at is not None and abs(self.snapshot.now - demand.asked_at) < lately
 
     def _is_idle(self, model: Model, present: Iterable[Replica]) -> bool:
-        """The clock runs only while all are ready and nothing is in flight; silence is not idleness."""
+        """The clock runs only while all are ready, nothing is in flight and somebody listens: silence is not
+        idleness, nor are the days by which a clock was set."""
         demand = model.demand
         if not demand.is_known or demand.waiting or demand.in_flight:
             return False
-        since = demand.asked_at
+        moments = [demand.asked_at, self.snapshot.watching_since]
         for replica in present:
             if replica.state != READY or any(rank.requests for rank in replica.ranks):
                 return False
-            since = replica.state_since if since is None else max(since, replica.state_since)
+            moments.append(replica.state_since)
+        since = max(moment for moment in moments if moment is not None)
         idle_timeout = timedelta(microseconds=self._idle_timeout_ns(model) / 1000)
-        return since is not None and self.snapshot.now - since >= idle_timeout
+        return self.snapshot.now - since >= idle_timeout
 
     def _idle_timeout_ns(self, model: Model) -> int:
         return model.spec.scaling.idle_timeout or self.snapshot.idle_timeout_ns

@@ -105,7 +105,9 @@ def _watch(held: lease.Held, now: datetime) -> datetime:
     """Since when this process knows that nodes were asked without a gap."""
     global _watching_since
     gap = held.unwatched
-    if _watching_since is None or gap is None or gap.total_seconds() > settings.LLMGW_SUSPECT_AFTER_S:
+    has_gap = gap is None or gap.total_seconds() > settings.LLMGW_SUSPECT_AFTER_S
+    # A moment in the future is one before the clock was set back.
+    if _watching_since is None or has_gap or _watching_since > now:
         _watching_since = now
     return _watching_since
 

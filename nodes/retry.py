@@ -59,11 +59,13 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
                 why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
                 f"or once the failed replica {failure.replica[:8]} is stopped",
             )
-    slow = [each for each in newest if each.kind in ("capacity", "disk") and now - each.at < SLOW_WINDOW]
+    slow = [
+        each for each in newest if each.kind in ("capacity", "disk") and _is_recent(each, SLOW_WINDOW, now)
+    ]
     brief = [
         each
         for each in newest
-        if each.kind not in ("configuration", "capacity", "disk", "node") and now - each.at < WINDOW
+        if each.kind not in ("configuration", "capacity", "disk", "node") and _is_recent(each, WINDOW, now)
     ]
     waits = [
         (failures[0].at + _doubled(first, longest, _rounds(failures, wanted)), failures)
@@ -81,6 +83,11 @@ def _key(launch: Launch) -> tuple[object, ...]:
     return (launch.fingerprint, launch.source, launch.revision, launch.context_length, capabilities)
 
 
+def _is_recent(failure: Failure, window: timedelta, now: datetime) -> bool:
+    """One in the future says nothing about now: the clock was set back since, by nobody knows how much."""
+    return timedelta(0) <= now - failure.at < window
+
+
 def _rounds(failures: Sequence[Failure], wanted: int) -> int:
     """How often each of the wanted replicas has failed, about: eight that fail at once are no crash loop."""
     return -(-len(failures) // max(wanted, 1))
@@ -93,7 +100,7 @@ def _doubled(first: timedelta, longest: timedelta, times: int) -> timedelta:
 def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> frozenset[int]:
     on_node: dict[int, list[Failure]] = {}
     for failure in failures:
-        if failure.kind == "node" and failure.node is not None and now - failure.at < SLOW_WINDOW:
+        if failure.kind == "node" and failure.node is not None and _is_recent(failure, SLOW_WINDOW, now):
             on_node.setdefault(failure.node, []).append(failure)
     return frozenset(
         node

@@ -79,6 +79,7 @@ class Stranger:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that is known at one moment. answered: nodes whose agents can be told something in this pass.
+    watching_since: from when on what was asked for and who answered has been watched without a gap.
 
     unreadable: models whose rows break the law of the catalog; what runs of them is left alone.
     """
@@ -92,6 +93,7 @@ class Snapshot:
     unreadable: Mapping[int, str] = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
     idle_timeout_ns: int = 15 * 60 * 10**9
+    watching_since: datetime | None = None
 
 
 def launch_of(model: Model, profile: ProfileSpec) -> Launch:

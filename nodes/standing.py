@@ -82,6 +82,8 @@ class Standing:
             node = self.nodes[pk]
             if observation.is_answered:
                 node.seen_at = self.now
+            elif node.seen_at is not None and node.seen_at > self.now:  # the clock was set back
+                self.write(node, seen_at=self.now)
             self.write(node, problem=observation.problem)
             if observation.report is not None:
                 self.reported.add(pk)
@@ -223,6 +225,7 @@ class Standing:
             unreadable=unreadable,
             answered=frozenset(self.answered),
             idle_timeout_ns=settings.LLMGW_IDLE_TIMEOUT,
+            watching_since=self.watching_since,
         )
 
     def values_of_replicas(self) -> Iterator[values.Replica]:
@@ -298,14 +301,15 @@ class Standing:
     def _demand(self) -> dict[int | None, values.Demand]:
         """By model; under None that of a model nobody has asked for."""
         alive_after = self.now - timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
-        is_known = Gateway.objects.filter(heartbeat_at__gte=alive_after).exists()
+        alive_before = self.now + timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)  # clocks are set back
+        is_known = Gateway.objects.filter(heartbeat_at__range=(alive_after, alive_before)).exists()
         by_model: dict[int | None, values.Demand] = {None: values.Demand(is_known=is_known)}
         rows = Demand.objects.values_list(
             "model_id", "asked_at", "waiting", "in_flight", "gateway__heartbeat_at"
         )
         for model_id, asked_at, waiting, in_flight, heartbeat_at in rows:
             # A gateway that is gone has taken its waiters along; when it was last asked stays true.
-            is_alive = heartbeat_at >= alive_after
+            is_alive = alive_after <= heartbeat_at <= alive_before
             so_far = by_model.get(model_id, by_model[None])
             moments = [moment for moment in (so_far.asked_at, asked_at) if moment is not None]
             by_model[model_id] = values.Demand(

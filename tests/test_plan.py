@@ -34,6 +34,7 @@ class World:
     strangers: list[Stranger] = field(default_factory=list)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
+    watching_since: datetime | None = None
 
     def node(self, name: str, gpus: int = 4, **columns: Any) -> World:
         report = StateReport(
@@ -124,6 +125,7 @@ class World:
     def snapshot(self) -> Snapshot:
         return Snapshot(
             now=NOW,
+            watching_since=self.watching_since,
             nodes=tuple(self.nodes.values()),
             models=tuple(self.models.values()),
             replicas=tuple(self.replicas),
@@ -269,6 +271,11 @@ IDLE = Demand(asked_at=ago(3600))
             id="on demand: somebody gave up a minute ago",
         ),
         pytest.param(
+            two_nodes().model(low=0, high=1, demand=Demand(asked_at=ago(-3600))),
+            [],
+            id="on demand: somebody asked before the clock was set back",
+        ),
+        pytest.param(
             two_nodes().model(low=0, high=2, demand=ASKED).replica("one", gpus="0", state="starting"),
             [],
             id="on demand: it loads already",
@@ -316,6 +323,14 @@ IDLE = Demand(asked_at=ago(3600))
             .replica("one", gpus="0"),
             [],
             id="on demand: without a report it is unknown, not idle",
+        ),
+        pytest.param(
+            World(watching_since=ago(60))
+            .node("a")
+            .model(low=0, high=1, demand=IDLE)
+            .replica("one", gpus="0"),
+            [],
+            id="on demand: the clock stands while nobody listens",
         ),
         pytest.param(
             two_nodes().model(low=1, high=1, demand=IDLE).replica("one", gpus="0"),

@@ -317,8 +317,9 @@ def test_a_stopped_replica_is_replaced_once_it_has_stopped(agent_of: Callable[..
 
 
 def test_an_on_demand_model_is_loaded_when_asked_for_and_unloaded_when_idle(
-    agent_of: Callable[..., FakeAgent],
+    agent_of: Callable[..., FakeAgent], settings: Any
 ) -> None:
+    settings.LLMGW_IDLE_TIMEOUT = 1_000_000  # of nanoseconds
     agent = agent_of()
     model = add_model(low=0)
     one_pass()
@@ -349,7 +350,7 @@ def test_an_on_demand_model_is_loaded_when_asked_for_and_unloaded_when_idle(
     one_pass()
     replica.refresh_from_db()
     assert (replica.wanted, replica.state) == ("drain", "stopped")
-    assert replica.wanted_why == "nobody has asked for it for 15m"
+    assert replica.wanted_why == "nobody has asked for it for 1ms"
     one_pass()
     assert Replica.objects.count() == 1
 
@@ -649,6 +650,50 @@ def test_nobody_is_lost_because_the_control_plane_was_away(
     Lease.objects.update(expires_at=Now() - timedelta(days=1))
     one_pass()
     assert Replica.objects.get().state == READY
+
+
+@pytest.mark.parametrize(
+    "jump",
+    [
+        pytest.param(timedelta(hours=2), id="set back by two hours"),
+        pytest.param(-timedelta(days=3), id="set forward by three days"),
+    ],
+)
+def test_a_clock_that_is_set_changes_nothing_that_runs(
+    agent_of: Callable[..., FakeAgent], jump: timedelta
+) -> None:
+    """To the database, a clock that is set is every moment on record moved the other way."""
+    agent_of("node-a")
+    silent = agent_of("node-b", gpus=gpus(3, "other"))
+    add_model()
+    asked = add_model("asked", low=0)
+    elsewhere = add_model("elsewhere", gpu_class="other")
+    gateway = Gateway.objects.create()
+    Demand.objects.create(gateway=gateway, model=asked, waiting=1, asked_at=Now())
+    one_pass()
+    Demand.objects.update(waiting=0)
+    one_pass()
+    assert {replica.state for replica in Replica.objects.all()} == {READY}
+    before, commands = list(Replica.objects.order_by("pk").values("pk", "state", "wanted")), silent.commands()
+
+    silent.is_deaf = True
+    lease.take("of a worker that was killed")
+    Lease.objects.update(expires_at=F("expires_at") + jump)
+    Node.objects.update(seen_at=F("seen_at") + jump)
+    Demand.objects.update(asked_at=F("asked_at") + jump)
+    Replica.objects.update(state_since=F("state_since") + jump)
+    for _ in range(2):
+        one_pass()
+        Gateway.objects.update(heartbeat_at=Now())
+    assert list(Replica.objects.order_by("pk").values("pk", "state", "wanted")) == before
+
+    # What happens from now on is judged by the clock as it is now.
+    asked.delete()
+    elsewhere.delete()
+    one_pass()
+    assert set(Replica.objects.exclude(model=None).values_list("wanted", flat=True)) == {"run"}
+    assert set(Replica.objects.filter(model=None).values_list("wanted", flat=True)) == {"drain"}
+    assert silent.commands() == commands
 
 
 def test_only_one_of_two_passes_at_once_holds_the_lease(db: None) -> None:

@@ -46,6 +46,9 @@ def verdict(failed: list[Failure], *, wanted: int = 1) -> Verdict:
         pytest.param(failures("disk", 0, 60, 300), 120, id="no disk, three times: two minutes"),
         pytest.param(failures("capacity", *range(0, 3000, 100)), 600, id="no room for long: ten minutes"),
         pytest.param(failures("transient", 0) + failures("disk", 5), 25, id="two kinds: the longer wait"),
+        pytest.param(failures("transient", -7200, -7100), 0, id="before the clock was set back"),
+        pytest.param(failures("disk", -7200), 0, id="before the clock was set back, slow"),
+        pytest.param(failures("transient", 0, -7200), 1, id="before and after the clock was set back"),
     ],
 )
 def test_a_failure_delays_the_next_try(failed: list[Failure], wait_s: float) -> None:
