@@ -43,6 +43,9 @@ STATE_LIMIT_BYTES = 8 << 20
 ANSWER_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 10_000  # characters of one text in an answer
 INT_LIMIT = 2**53
+DEPTH_LIMIT = 32  # objects and lists inside one another
+LIST_LIMIT = 1_000  # ranks, GPUs and whatever else of one node
+GPU_NAME_LIMIT, COUNT_LIMIT = 100, 2**31 - 1  # as their columns have it
 
 T = TypeVar("T")
 
@@ -182,8 +185,10 @@ async def _observe(node: Node, cluster: str) -> Observation:
 
 def _checked(node: Node, cluster: str, raw: object) -> StateReport:
     try:
+        _check_bounds(raw)
         report = read(StateReport, raw)
-        ranks = tuple(replace(rank, replica=str(uuid.UUID(rank.replica))) for rank in report.ranks)
+        _check_gpus([gpu.id for gpu in report.gpus])
+        ranks = tuple(_checked_rank(rank) for rank in report.ranks)
     except (ProtocolError, ValueError) as fault:
         raise AgentProblem(
             f"The agent of {node.name} sends a report that cannot be read ({fault}); "
@@ -199,6 +204,29 @@ def _checked(node: Node, cluster: str, raw: object) -> StateReport:
             "correct the address or its identity file."
         )
     return replace(report, ranks=ranks)
+
+
+def _check_bounds(raw: object) -> None:
+    """What no machine has is not even read: the others are waiting. Raises ProtocolError."""
+    report = raw if isinstance(raw, dict) else {}
+    for name, items in report.items():
+        if isinstance(items, list) and len(items) > LIST_LIMIT:
+            raise ProtocolError(f"it has {len(items)} {name}, and {LIST_LIMIT} are believed")
+
+
+def _checked_rank(rank: RankReport) -> RankReport:
+    """The rank, its replica's id written one way. Raises ProtocolError or ValueError."""
+    if not (0 <= rank.generation <= COUNT_LIMIT and 0 <= rank.rank <= COUNT_LIMIT):
+        raise ProtocolError("RankReport.generation and rank must be whole numbers from 0 to 2147483647")
+    _check_gpus(rank.gpus)
+    return replace(rank, replica=str(uuid.UUID(rank.replica)))
+
+
+def _check_gpus(gpus: Sequence[str]) -> None:
+    if len(set(gpus)) < len(gpus):
+        raise ProtocolError("a GPU is in it twice")
+    if any(not 0 < len(gpu) <= GPU_NAME_LIMIT for gpu in gpus):
+        raise ProtocolError(f"a GPU's id must have 1 to {GPU_NAME_LIMIT} characters")
 
 
 async def _tell(message: Message) -> Told:
@@ -218,14 +246,14 @@ async def _tell(message: Message) -> Told:
             return Told(answer.status, code=code, sentence=_refusal(message.node, answer))
         return Told(answer.status, report=_rank_report(message, answer))
     except AgentProblem as problem:
-        return Told(None, sentence=str(problem))
+        return Told(None, sentence=clean(str(problem)))
 
 
 def _rank_report(message: Message, answer: _Answer) -> RankReport | None:
     """An accepted command's own account of the rank, where it can be read; the next report tells anyway."""
     try:
-        report = read(RankReport, _parsed(message.node, answer))
-    except (AgentProblem, ProtocolError):
+        report = _checked_rank(read(RankReport, _parsed(message.node, answer)))
+    except (AgentProblem, ProtocolError, ValueError):
         return None
     return report if report.replica == message.replica else None
 
@@ -290,7 +318,7 @@ async def _ask(
                 ) as response:
                     answer = _Answer(
                         response.status,
-                        response.headers.get("ETag", "")[:80],
+                        clean(response.headers.get("ETag", "")[:80]),
                         await _bounded(response, limit),
                     )
                 if answer.status != 401:
@@ -332,16 +360,19 @@ def _refuse_constant(constant: str) -> object:
     raise ValueError(constant)
 
 
-def clean(value: Any) -> Any:
-    """Parsed JSON that any database can hold: no NUL, no half of a surrogate pair, bounded values."""
+def clean(value: Any, depth: int = DEPTH_LIMIT) -> Any:
+    """Parsed JSON that any database can hold: no NUL, no half of a surrogate pair, bounded values. Raises
+    ValueError where it is nested too deeply."""
+    if depth < 0:
+        raise ValueError("it is nested too deeply")
     if isinstance(value, str):
         return (
             value[:TEXT_LIMIT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
         )
     if isinstance(value, list):
-        return [clean(item) for item in value]
+        return [clean(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
+        return {clean(key): clean(item, depth - 1) for key, item in value.items()}
     if isinstance(value, bool) or value is None:
         return value
     is_sound = -INT_LIMIT < value < INT_LIMIT and math.isfinite(value)

@@ -16,6 +16,7 @@ Every route wants `Authorization: Bearer <node token>`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import hmac
 import types
@@ -208,7 +209,7 @@ def _read(kind: Any, raw: object, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, Mapping):
             raise ProtocolError(f"{where} must be an object")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         known = {item.name for item in dataclasses.fields(kind)}
         values = {
             name: _read(hints[name], item, f"{where}.{name}")
@@ -242,6 +243,8 @@ def _read(kind: Any, raw: object, where: str) -> Any:
         raise ProtocolError(f"{where} must be {_NAMES.get(kind, kind.__name__)}")
     return raw
 
+
+_hints = functools.cache(typing.get_type_hints)  # by far the slowest part of reading a report
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 

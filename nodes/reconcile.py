@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db import DataError, IntegrityError, transaction
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -58,10 +58,17 @@ class PassReport:
 
 
 def run_pass(holder: str) -> PassReport | None:
-    """One pass. None when another holder has the lease or took it meanwhile, or when an edit overtook it."""
-    held = lease.take(holder)
-    if held is None:
+    """One pass. None when another holder has the lease or took it meanwhile, when an edit overtook it, or
+    when the database is away."""
+    try:
+        held = lease.take(holder)
+        return None if held is None else _pass_with(held)
+    except (OperationalError, InterfaceError) as away:
+        logger.warning("This pass broke off, and the next one goes on from what is on record: %s", away)
         return None
+
+
+def _pass_with(held: lease.Held) -> PassReport | None:
     try:
         return _pass(held)
     except lease.LeaseLost:

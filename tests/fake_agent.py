@@ -52,6 +52,8 @@ class FakeAgent:
     hangs_up: int = 0
     refuses: tuple[int, str, str] | None = None
     state_body: bytes | None = None
+    state_etag: bytes = b""
+    lies_in_answers: bool = False
     state_delay_s: float = 0.0
     is_deaf: bool = False
     before_state: Callable[[], None] | None = None
@@ -111,6 +113,13 @@ class FakeAgent:
         await asyncio.sleep(self.state_delay_s)
         if self.before_state:
             await asyncio.to_thread(self.before_state)
+        if self.state_etag:  # as no library would send it
+            body = json.dumps(to_json(self.report())).encode()
+            head = b"HTTP/1.1 200 OK\r\nETag: %b\r\nContent-Length: %d\r\n\r\n" % (self.state_etag, len(body))
+            assert request.transport is not None
+            request.transport.write(head + body)
+            request.transport.close()
+            return web.Response()
         if self.state_body is not None:
             return web.Response(body=self.state_body, content_type="application/json")
         raw = to_json(self.report())
@@ -141,7 +150,8 @@ class FakeAgent:
                 gpus=tuple(assignment.gpus),
                 launch=assignment.launch,
             )
-        return web.json_response(to_json(self.ranks[assignment.replica]))
+        answer = to_json(self.ranks[assignment.replica])
+        return web.json_response(answer | {"generation": 2**40} if self.lies_in_answers else answer)
 
     async def _delete(self, request: web.Request) -> web.Response:
         replica = request.match_info["id"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.db.models.functions import Now
 from django.db.models.signals import pre_save
@@ -480,6 +481,98 @@ def test_an_agent_that_talks_nonsense_does_not_stop_the_others(
     one_pass()
     assert says in Node.objects.get(name="node-a").problem
     assert Replica.objects.get().ranks.get().node.name == "node-b"
+    assert Replica.objects.get().state == READY
+
+
+def ranks_of(*reports: RankReport) -> dict[str, Any]:
+    return {"ranks": {report.replica: report for report in reports}}
+
+
+def a_rank(**columns: Any) -> RankReport:
+    return replace(RankReport(str(uuid.uuid4()), 1, 0, READY, port=18500, pid=77), **columns)
+
+
+@pytest.mark.parametrize(
+    ("lies", "says"),
+    [
+        pytest.param(
+            ranks_of(*(a_rank() for _ in range(10_000))), "it has 10000 ranks", id="ten thousand replicas"
+        ),
+        pytest.param({"gpus": gpus(10_000)}, "it has 10000 gpus", id="ten thousand GPUs"),
+        pytest.param(
+            ranks_of(a_rank(generation=2**40)), "whole numbers from 0", id="a generation no column holds"
+        ),
+        pytest.param(ranks_of(a_rank(generation=-1)), "whole numbers from 0", id="a generation below zero"),
+        pytest.param(ranks_of(a_rank(rank=2**40)), "whole numbers from 0", id="a rank no column holds"),
+        pytest.param(ranks_of(a_rank(rank=-1)), "whole numbers from 0", id="a rank below zero"),
+        pytest.param({"gpus": gpus(1) * 2}, "a GPU is in it twice", id="one GPU twice"),
+        pytest.param({"gpus": gpus(1, "g" * 100)}, "1 to 100 characters", id="a GPU with an endless id"),
+        pytest.param(
+            ranks_of(a_rank(gpus=("g", "g"))), "a GPU is in it twice", id="a rank holds one GPU twice"
+        ),
+        pytest.param(
+            ranks_of(a_rank(launch=Launch("m", "org/m", {"args": json.loads("[" * 400 + "]" * 400)}))),
+            "sends no JSON",
+            id="lists within lists",
+        ),
+    ],
+)
+def test_an_agent_that_reports_what_no_machine_has_does_not_stop_the_others(
+    agent_of: Callable[..., FakeAgent], lies: dict[str, Any], says: str
+) -> None:
+    agent_of("node-a", **lies)
+    agent_of("node-b")
+    add_model()
+    one_pass()
+    assert says in Node.objects.get(name="node-a").problem
+    assert Replica.objects.get().ranks.get().node.name == "node-b"
+    assert not Orphan.objects.exists()
+    assert not one_pass().has_changed
+
+
+@pytest.mark.parametrize(
+    "etag", [b'"\xff\xfe"', b'"\xc3\xa9"', b"x" * 4000], ids=["no text", "not ASCII", "long"]
+)
+def test_an_etag_may_be_anything(agent_of: Callable[..., FakeAgent], etag: bytes) -> None:
+    agent = agent_of(state_etag=etag)
+    add_model()
+    one_pass()
+    one_pass()
+    assert Replica.objects.get().state == READY
+    assert Node.objects.get().problem == ""
+    assert not one_pass().has_changed
+    assert len(agent.commands()) == 1
+
+
+def test_an_answer_to_a_command_may_be_nonsense(agent_of: Callable[..., FakeAgent]) -> None:
+    """It was carried out all the same, and the next report tells."""
+    agent = agent_of(lies_in_answers=True)
+    agent_of("node-b")
+    add_model(low=3, high=3)
+    one_pass()
+    assert set(Replica.objects.values_list("state", "generation")) == {("pending", 1), (READY, 1)}
+    one_pass()
+    assert {replica.state for replica in Replica.objects.all()} == {READY}
+    assert len(agent.commands()) == 2
+
+
+def test_a_database_that_is_away_costs_that_pass_only(
+    agent_of: Callable[..., FakeAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent_of()
+    add_model()
+
+    def fail(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("INSERT"):
+            raise OperationalError("the server closed the connection")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(fail):
+        assert run_pass(HOLDER) is None
+    assert "This pass broke off" in caplog.text
+    assert "the server closed the connection" in caplog.text
+    assert not Replica.objects.exists()
+    one_pass()
     assert Replica.objects.get().state == READY
 
 
