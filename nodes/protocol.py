@@ -244,7 +244,11 @@ def _read(kind: Any, raw: object, where: str) -> Any:
     return raw
 
 
-_hints = functools.cache(typing.get_type_hints)  # by far the slowest part of reading a report
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Kept, because finding them takes far longer than reading a report."""
+    return typing.get_type_hints(kind)
+
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
