@@ -209,7 +209,7 @@ def _read(kind: Any, raw: object, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, Mapping):
             raise ProtocolError(f"{where} must be an object")
-        hints = _hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         known = {item.name for item in dataclasses.fields(kind)}
         values = {
             name: _read(hints[name], item, f"{where}.{name}")
