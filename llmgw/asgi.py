@@ -67,6 +67,7 @@ async def _live(receive: Receive, send: Send) -> None:
                 cluster_keys=settings.LLMGW_CLUSTER_KEYS,
                 wake=wake,
                 hold_s=settings.LLMGW_HOLD_S,
+                stall_s=settings.LLMGW_STALL_S,
                 max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
                 poll_s=settings.LLMGW_TABLE_POLL_S,
                 is_plain_http_allowed=settings.LLMGW_PLAIN_HTTP,

@@ -179,8 +179,10 @@ LLMGW_KEEP_REPLICAS_S = _seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown fo
 # nanoseconds, as the catalog has its durations.
 LLMGW_IDLE_TIMEOUT = _duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
 
-# The gateway: how long a request may wait for its model to load, how big it may be, how old the table may be.
+# The gateway: how long a request may wait for its model to load, how long its client may read nothing of the
+# answer, how big it may be, how old the table may be.
 LLMGW_HOLD_S = _seconds("LLMGW_HOLD_S", 60)
+LLMGW_STALL_S = _seconds("LLMGW_STALL_S", 30)
 LLMGW_MAX_BODY_BYTES = _bytes("LLMGW_MAX_BODY_BYTES", 16 * 1024 * 1024)
 LLMGW_TABLE_POLL_S = _seconds("LLMGW_TABLE_POLL_S", 0.25)
 

@@ -52,6 +52,31 @@ async def _three_words_and_silence(request: web.Request, fields: dict[str, Any])
     return await never(request, fields)
 
 
+async def _without_end(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+    response = await begin_stream(request)
+    while True:
+        await response.write(chat_event(fields, "word " * 10_000))
+
+
+def test_an_engine_is_left_when_its_client_reads_nothing(settings: Any) -> None:
+    """What it was sent stays in bounded buffers until then, and the others are served."""
+    settings.LLMGW_STALL_S = 0.5
+    with playing() as play:
+        play.engine.script = _without_end
+        body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()
+        with play.web.connection() as deaf:
+            deaf.sendall(play.request(body))
+            wait_until(lambda: play.engine.heard and play.engine.heard[0].is_gone, "the engine to be left")
+            wait_until(lambda: _in_flight(play) == 0, "nothing to be in flight")
+            play.engine.script = well_behaved
+            assert text_of(play.chunks()) == "Hello from here."
+            deaf.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                while data := deaf.recv(1 << 20):
+                    assert b"[DONE]" not in data
+        assert [heard.is_gone for heard in play.engine.heard] == [True, False]
+
+
 async def _a_head_and_silence(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
     await begin_stream(request)
     return await never(request, fields)

@@ -87,6 +87,7 @@ async def test_the_gateway_wants_a_key(path: str, headers: dict[str, str]) -> No
         cluster_keys=settings.LLMGW_CLUSTER_KEYS,
         wake=lambda: None,
         hold_s=1,
+        stall_s=1,
         max_body_bytes=1000,
         poll_s=1,
         is_plain_http_allowed=True,

@@ -17,7 +17,7 @@ import msgspec
 from llmgw.gateway import admission
 from llmgw.gateway.admission import ModelEntry, Peek, Refused
 from llmgw.gateway.demand import DemandBook
-from llmgw.gateway.relay import Call, Client, Relay
+from llmgw.gateway.relay import Call, Client, ClientStalled, Relay
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream
 from nodes.protocol import ClusterKey
@@ -52,11 +52,13 @@ class GatewayApp:
         cluster_keys: Sequence[ClusterKey],
         wake: Callable[[], object],
         hold_s: float,
+        stall_s: float,
         max_body_bytes: int,
         poll_s: float,
         is_plain_http_allowed: bool,
     ) -> None:
         self._pepper = pepper
+        self._stall_s = stall_s
         self._max_body_bytes = max_body_bytes
         self._is_plain_http_allowed = is_plain_http_allowed
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
@@ -75,13 +77,15 @@ class GatewayApp:
         await self._upstream.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(send)
+        client = Client(send, stall_s=self._stall_s)
         try:
             await self._route(scope, receive, client)
         except Refused as refused:
             await client.refuse(refused)
         except ClientGone:
             pass
+        except ClientStalled:  # the server ends its connection, as the answer is not complete
+            log.warning("A client has read nothing for %.0f s, and its request was ended.", self._stall_s)
 
     async def _route(self, scope: Scope, receive: Receive, client: Client) -> None:
         method, path = scope["method"], scope["path"]

@@ -37,21 +37,29 @@ ERROR_LIMIT_BYTES = 64 * 1024
 _COMMON_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
-class Client:
-    """The answering side of one request: a status once, then bytes."""
+class ClientStalled(Exception):
+    """The client has stopped reading: what it was sent waits in front of it, and nothing more is taken."""
 
-    def __init__(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+
+class Client:
+    """The answering side of one request: a status once, then bytes. Raises ClientStalled where they are not
+    taken within `stall_s`: an engine's slot is not held for one who does not listen."""
+
+    def __init__(
+        self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]], *, stall_s: float
+    ) -> None:
         self._send = send
+        self._stall_s = stall_s
         self.has_begun = False
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.has_begun = True
-        await self._send(
+        await self._hand_over(
             {"type": "http.response.start", "status": status, "headers": [*_COMMON_HEADERS, *headers]}
         )
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        await self._hand_over({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def answer(self, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -64,6 +72,14 @@ class Client:
     async def refuse(self, refused: Refused) -> None:
         body = msgspec.json.encode(refused.as_dict())
         await self.answer(body, refused.status, *refused.headers())
+
+    async def _hand_over(self, message: MutableMapping[str, Any]) -> None:
+        """Waits while the server's buffer for this client is full."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientStalled from None
 
 
 @dataclass(frozen=True, slots=True)
