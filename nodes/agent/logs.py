@@ -12,8 +12,11 @@ TAIL_LIMIT_BYTES = 64 * 1024
 
 
 def bound_log(path: Path) -> None:
-    """Keep a log's end when it has grown too long. The engine appends, so it goes on at the new end."""
-    with contextlib.suppress(FileNotFoundError):
+    """Keep a log's end when it has grown too long. The engine appends, so it goes on at the new end.
+
+    A log that cannot be cut just now is cut later: it is no reason to do anything to the engine.
+    """
+    with contextlib.suppress(OSError):
         if path.stat().st_size > LIMIT_BYTES:
             kept = read_tail(path, KEPT_BYTES)
             with path.open("r+b") as file:
