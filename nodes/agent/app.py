@@ -170,9 +170,18 @@ class Agent:
         return _json({"paths": found})
 
     async def _report(self) -> StateReport:
-        state = self.ranks.host.state
-        gpus = await asyncio.to_thread(self.devices.read)
-        total_mib, free_mib = host_memory_mib()
+        host = self.ranks.host
+
+        def look() -> tuple[Any, ...]:
+            """In a thread: a driver or a network's disk may take its time, and engines are watched here."""
+            return (
+                self.devices.read(),
+                host_memory_mib(),
+                disk_free_bytes(host.store),
+                host.state.held_weights(),
+            )
+
+        gpus, (total_mib, free_mib), disk_bytes, weights = await asyncio.to_thread(look)
         return StateReport(
             cluster=self.identity.cluster,
             node=self.identity.node,
@@ -185,8 +194,8 @@ class Agent:
             fabric=self.fabric,
             memory_total_mib=total_mib,
             memory_free_mib=free_mib,
-            disk_free_bytes=disk_free_bytes(self.ranks.host.store),
-            weights=tuple(state.held_weights()),
+            disk_free_bytes=disk_bytes,
+            weights=tuple(weights),
             ranks=tuple(self.ranks.reports()),
         )
 
