@@ -5,6 +5,7 @@ No driver means no GPU and is no error. What cannot be told is None, which exclu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pynvml
 
+from nodes.agent.processes import inherited
 from nodes.engines import ENGINES, Adapter
 from nodes.protocol import EngineReport, GpuReport
 
@@ -48,9 +50,12 @@ class FoundEngine:
 
 def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
     """Those given by the node's own configuration, and those on PATH. Raises InventoryError."""
+    choice = [name for name, adapter in ENGINES.items() if adapter.executables]
     for name in given:
-        if name not in ENGINES:
-            raise InventoryError(f"--engine {name}: there is no such engine; choose from {_names()}.")
+        if name not in choice:
+            raise InventoryError(
+                f"--engine {name}: there is no such engine to be given; choose from {', '.join(choice)}."
+            )
     found = {}
     for name, adapter in ENGINES.items():
         if not adapter.executables:
@@ -67,10 +72,6 @@ def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
     return found
 
 
-def _names() -> str:
-    return ", ".join(sorted(ENGINES))
-
-
 def _version(program: str) -> str:
     """The first line of --version with a number in it."""
     try:
@@ -79,6 +80,7 @@ def _version(program: str) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=inherited(os.environ),
             timeout=VERSION_TIMEOUT_S,
             check=False,
         )
@@ -115,10 +117,12 @@ class Devices:
     def read(self) -> tuple[GpuReport, ...]:
         if not self._has_driver:
             return self._made_up
-        try:
-            return tuple(_read_card(index) for index in range(pynvml.nvmlDeviceGetCount()))
-        except pynvml.NVMLError:  # the driver went away under us
-            return ()
+        cards = []
+        with contextlib.suppress(pynvml.NVMLError):  # the driver went away under us
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(pynvml.NVMLError):  # one that fell off its bus takes no other along
+                    cards.append(_read_card(index))
+        return tuple(cards)
 
 
 def _start_nvml() -> bool:

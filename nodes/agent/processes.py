@@ -171,8 +171,12 @@ def engine_env(
     own: Mapping[str, str], engine: Mapping[str, str], *, mark: Mark, node: str, port: int
 ) -> dict[str, str]:
     """An engine's whole environment: what it inherits, what it was given, and whose it is."""
-    inherited = {name: value for name, value in own.items() if INHERITED.fullmatch(name)}
-    return {**inherited, **engine, MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port)}
+    return {**inherited(own), **engine, MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port)}
+
+
+def inherited(own: Mapping[str, str]) -> dict[str, str]:
+    """What of the agent's own environment an engine's program may see."""
+    return {name: value for name, value in own.items() if INHERITED.fullmatch(name)}
 
 
 # --- reading /proc --------------------------------------------------------------------------------------
