@@ -110,8 +110,22 @@ REFUSED_OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "cards without a class": (lambda: parse_sim_gpus("2"), "such as 2:sim"),
     "cards without a number": (lambda: parse_sim_gpus("many:sim"), "such as 2:sim"),
     "an engine nobody knows": (lambda: find_engines({"tgi": "/x"}), "there is no such engine"),
+    "an engine that the agent brings along": (
+        lambda: find_engines({"sim": "/x"}),
+        "no such engine to be given; choose from llamacpp",
+    ),
     "an engine that is not there": (lambda: find_engines({"llamacpp": "/x/y"}), "no such program"),
 }
+
+
+def test_an_engine_that_is_asked_for_its_version_sees_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    program = tmp_path / "llama-server"
+    program.write_text('#!/bin/sh\necho "version: 7 token=$HF_TOKEN path=${PATH:+given}"\n')
+    program.chmod(0o755)
+    assert find_engines({"llamacpp": str(program)})["llamacpp"].version == "7 token= path=given"
 
 
 @pytest.mark.parametrize(("parse", "words"), REFUSED_OPTIONS.values(), ids=REFUSED_OPTIONS)
@@ -273,6 +287,14 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         StateFolder.open(tmp_path / "file" / "state")
 
 
+def test_a_record_that_cannot_be_read_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    (tmp_path / "replicas" / f"{REPLICA}.json").mkdir()
+    with pytest.raises(StateError, match=f"{REPLICA}.json cannot be read: Is a directory"):
+        folder.records()
+    folder.close()
+
+
 def test_a_failed_write_leaves_the_old_record_and_no_draft(tmp_path: Path) -> None:
     folder = StateFolder.open(tmp_path)
     folder.save(record())
@@ -316,6 +338,10 @@ def test_a_log_that_grows_keeps_its_end(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"[the agent cut this log here]\n")
     assert read_tail(path, 17) == b"the end\nand more\n"
     assert read_tail(tmp_path / "none") == b""
+
+
+def test_a_log_that_cannot_be_cut_is_left_alone(tmp_path: Path) -> None:
+    bound_log(tmp_path / ("x" * 300))  # a name that no disk takes
 
 
 # --- what its probe believes ----------------------------------------------------------------------------

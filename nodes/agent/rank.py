@@ -342,10 +342,7 @@ class Rank:
         try:
             yield
         except OSError as error:
-            sentence = (
-                f"The agent cannot write to {self.host.state.path} ({error.strerror}); make room there."
-            )
-            raise _Failed(Cause("disk_full", sentence, DISK)) from None
+            raise _Failed(Cause("disk_full", self.host.state.no_room(error), DISK)) from None
 
     def _probe(self) -> Probe:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host.address, self.host.address)  # noqa: S104

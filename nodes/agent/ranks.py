@@ -220,9 +220,7 @@ class Ranks:
         try:
             yield
         except OSError as error:
-            where = self.host.state.path
-            sentence = f"The agent cannot write to {where} ({error.strerror}); make room there."
-            raise Refusal(507, "disk_full", sentence) from None
+            raise Refusal(507, "disk_full", self.host.state.no_room(error)) from None
 
     def _judge_generation(self, replica: str, given: int, seen: int) -> None:
         if given < seen:

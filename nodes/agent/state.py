@@ -195,11 +195,17 @@ class StateFolder:
 
     # --- files
 
+    def no_room(self, error: OSError) -> str:
+        """The sentence for what could not be written."""
+        return f"The agent cannot write to {self.path} ({error.strerror}); make room there."
+
     def _read(self, path: Path, kind: type[T]) -> T | None:
         try:
             return read(kind, json.loads(path.read_bytes()))
         except FileNotFoundError:
             return None
+        except OSError as error:  # not guessed at: a record that is there may stand for a running engine
+            raise StateError(f"{path} cannot be read: {error.strerror}; make it readable.") from None
         except (ValueError, RecursionError, ProtocolError) as fault:
             aside = path.with_suffix(".unreadable")
             log.error("%s cannot be read (%s); it is set aside as %s.", path, fault, aside.name)
