@@ -9,6 +9,11 @@ from django.conf import settings
 from django.db import connection
 
 
+def pytest_configure() -> None:
+    """Passwords are hashed in a moment, not in the third of a second that keeps guessers busy."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
     """SQLite in memory locks tables, not a file, and has no WAL: it would not be the database that runs."""
