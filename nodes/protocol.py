@@ -39,6 +39,7 @@ RANK_STATES = (FETCHING, STARTING, READY, DRAINING, STOPPED, FAILED)
 """What an agent says of a rank. `pending` and `lost` are the control plane's words."""
 
 FAILURE_KINDS = ("configuration", "capacity", "disk", "transient", "node")
+CONFIGURATION, CAPACITY, DISK, TRANSIENT, NODE = FAILURE_KINDS
 
 # A command's authority travels in headers on DELETE, in the body on PUT.
 CLUSTER_HEADER, FENCE_HEADER, GENERATION_HEADER = "LLMGW-Cluster", "LLMGW-Fence", "LLMGW-Generation"

@@ -24,7 +24,16 @@ from nodes.agents import Message, Told, cluster_keys
 from nodes.models import Claim, Cluster, Gateway, Node, Orphan, Rank, Replica, Unplaced
 from nodes.plan import Adopt, Blocked, End, Order, Plan, Start, orders, plan
 from nodes.plan import Orphan as OrphanFound
-from nodes.protocol import FAILED, STOPPED, Assignment, ClusterKey, to_json
+from nodes.protocol import (
+    CONFIGURATION,
+    FAILED,
+    NODE,
+    STOPPED,
+    TRANSIENT,
+    Assignment,
+    ClusterKey,
+    to_json,
+)
 from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
 from nodes.standing import Standing
 
@@ -34,11 +43,11 @@ KEEP_GATEWAYS = timedelta(days=7)  # their demand says when a model was last ask
 
 # What an agent's refusal to run something says about another try, by its code or else its status.
 REFUSED: dict[str | int, str] = {
-    "gpu_taken": "node",
-    400: "configuration",
-    410: "transient",
-    413: "configuration",
-    422: "node",
+    "gpu_taken": NODE,
+    400: CONFIGURATION,
+    410: TRANSIENT,
+    413: CONFIGURATION,
+    422: NODE,
 }
 # It runs something of the replica that it cannot take up, and that has to be stopped first.
 STRAY = "stray"
@@ -302,7 +311,7 @@ def _hear_answer(order: Order, answer: Told, standing: Standing) -> None:
 
 def _prune() -> None:
     """Remove what nobody needs to be told any more, a bite a pass."""
-    is_a_reason = Q(state=FAILED, wanted=RUN, failure_kind="configuration", model__isnull=False)
+    is_a_reason = Q(state=FAILED, wanted=RUN, failure_kind=CONFIGURATION, model__isnull=False)
     over = Replica.objects.filter(state__in=Replica.OVER)
     old = Q(state_since__lt=Now() - timedelta(seconds=settings.LLMGW_KEEP_REPLICAS_S))
     for rows in (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from catalog.reading import quote
-from nodes.protocol import Launch
+from nodes.protocol import CAPACITY, CONFIGURATION, DISK, NODE, Launch
 
 CRASH_LOOP = 5  # failures in WINDOW, by which time it is called by its name
 WINDOW = timedelta(minutes=10)
@@ -53,19 +53,19 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
     """`failures` are those of one profile as it is now; `wanted` is how many replicas there should be."""
     newest = sorted(failures, key=lambda failure: (failure.at, failure.replica), reverse=True)
     for failure in newest:
-        if failure.kind == "configuration":
+        if failure.kind == CONFIGURATION:
             return Verdict(
                 may_try=False,
                 why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
                 f"or once the failed replica {failure.replica[:8]} is stopped",
             )
     slow = [
-        each for each in newest if each.kind in ("capacity", "disk") and _is_recent(each, SLOW_WINDOW, now)
+        each for each in newest if each.kind in (CAPACITY, DISK) and _is_recent(each, SLOW_WINDOW, now)
     ]
     brief = [
         each
         for each in newest
-        if each.kind not in ("configuration", "capacity", "disk", "node") and _is_recent(each, WINDOW, now)
+        if each.kind not in (CONFIGURATION, CAPACITY, DISK, NODE) and _is_recent(each, WINDOW, now)
     ]
     waits = [
         (failures[0].at + _doubled(first, longest, _rounds(failures, wanted)), failures)
@@ -100,7 +100,7 @@ def _doubled(first: timedelta, longest: timedelta, times: int) -> timedelta:
 def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> frozenset[int]:
     on_node: dict[int, list[Failure]] = {}
     for failure in failures:
-        if failure.kind == "node" and failure.node is not None and _is_recent(failure, SLOW_WINDOW, now):
+        if failure.kind == NODE and failure.node is not None and _is_recent(failure, SLOW_WINDOW, now):
             on_node.setdefault(failure.node, []).append(failure)
     return frozenset(
         node
@@ -112,7 +112,7 @@ def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> frozenset[int
 def _waiting(profile: str, failures: Sequence[Failure], wanted: int, retry_at: datetime) -> str:
     count = len(failures)
     failed = "failed"
-    if failures[0].kind not in ("capacity", "disk") and _rounds(failures, wanted) >= CRASH_LOOP:
+    if failures[0].kind not in (CAPACITY, DISK) and _rounds(failures, wanted) >= CRASH_LOOP:
         failed = f"is in a crash loop ({count} failures in ten minutes), the last"
     # A moment rather than a countdown: it stays true for as long as it is shown.
     return f"profile {quote(profile)} {failed}: {_told(failures[0])}; next try at {retry_at:%H:%M:%S} UTC"

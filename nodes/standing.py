@@ -22,6 +22,7 @@ from nodes import snapshot as values
 from nodes.agents import Observation, last_report
 from nodes.models import Claim, Demand, Gateway, Node, Orphan, Rank, Replica
 from nodes.protocol import (
+    CONFIGURATION,
     DRAINING,
     FAILED,
     FETCHING,
@@ -322,7 +323,7 @@ class Standing:
 
     def _failures(self) -> Iterator[tuple[int, retry.Failure]]:
         """Failures that may still delay a new try. One that an operator has stopped is dealt with."""
-        lately = Q(state_since__gte=self.now - retry.SLOW_WINDOW) | Q(failure_kind="configuration")
+        lately = Q(state_since__gte=self.now - retry.SLOW_WINDOW) | Q(failure_kind=CONFIGURATION)
         rows = Replica.objects.filter(lately, state=FAILED, wanted=values.RUN, model__isnull=False)
         for row in rows.prefetch_related("ranks"):
             failed = next((rank.node_id for rank in row.ranks.all() if rank.state == FAILED), None)

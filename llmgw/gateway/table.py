@@ -25,7 +25,7 @@ from catalog.models import Key, Model, Name, Profile, Revision, Tombstone
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation
 from llmgw.gateway.routing import Target
 from nodes.models import Rank, Replica, Unplaced
-from nodes.protocol import ClusterKey
+from nodes.protocol import CONFIGURATION, ClusterKey
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ def _situations() -> dict[int, Situation]:
     unplaced = Unplaced.objects.annotate(kind=Subquery(last_failure.values("failure_kind")[:1]))
     for model, why, kind in unplaced.values_list("model_id", "why", "kind"):
         now = situations.get(model, Situation())
-        situations[model] = replace(now, unplaced=why, needs_edit=kind == "configuration")
+        situations[model] = replace(now, unplaced=why, needs_edit=kind == CONFIGURATION)
     return situations
 
 

@@ -28,14 +28,18 @@ from nodes.agent.processes import Mark, Process, engine_env
 from nodes.agent.state import Record, StateFolder
 from nodes.agent.weights import FetchError, fetch
 from nodes.engines import ENGINES, RenderError, Seat, render
-from nodes.engines.causes import CONFIGURATION, DISK, NODE, TRANSIENT, Cause, classify
+from nodes.engines.causes import Cause, classify
 from nodes.protocol import (
+    CONFIGURATION,
+    DISK,
     DRAINING,
     FAILED,
     FETCHING,
+    NODE,
     READY,
     STARTING,
     STOPPED,
+    TRANSIENT,
     ClusterKey,
     Launch,
     RankReport,
@@ -227,7 +231,6 @@ class Rank:
                 key=assignment.key,
                 model_path=model_path,
                 gpus=tuple(assignment.gpus),
-                rank=assignment.rank,
                 allowed_args=host.allowed_args,
             )
             command = render(self.launch, seat)

@@ -18,7 +18,7 @@ from nodes.agent.logs import read_tail
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
 from nodes.agent.rank import Host, Rank, mark_of
 from nodes.agent.state import OVER, Record
-from nodes.engines.causes import TRANSIENT, Cause, classify
+from nodes.engines.causes import Cause, classify
 from nodes.protocol import (
     DRAINING,
     FAILED,
@@ -27,6 +27,7 @@ from nodes.protocol import (
     READY,
     STARTING,
     STOPPED,
+    TRANSIENT,
     Assignment,
     GpuReport,
     Launch,

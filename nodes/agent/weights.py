@@ -24,8 +24,8 @@ from typing import Any
 
 from catalog.source import HubSource, PathSource, SourceError, parse_source
 from catalog.weights import GGUF_ENGINES, choose_weights
-from nodes.engines.causes import CONFIGURATION, DISK, NODE, TRANSIENT, Cause
-from nodes.protocol import Launch
+from nodes.engines.causes import Cause
+from nodes.protocol import CONFIGURATION, DISK, NODE, TRANSIENT, Launch
 
 # What belongs to weights other than GGUF, which has it all in one file.
 COMPANIONS = (".json", ".txt", ".model", ".jinja", ".tiktoken")

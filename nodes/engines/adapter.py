@@ -30,17 +30,15 @@ class Seat:
     key: str
     model_path: str = ""
     gpus: Sequence[str] = ()
-    rank: int = 0
     allowed_args: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. Secrets are in `env` alone, under the names in `secrets`; argv may be shown to anyone."""
+    """What to run. Secrets are in `env` alone; argv may be shown to anyone."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    secrets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def render(adapter: Adapter, launch: Launch, seat: Seat) -> Command:
     command = adapter.command(launch, seat)
     # The node's values win over the profile's.
     env = {**profile_env(launch), **visible_devices(seat), **command.env}
-    return Command(command.argv, env, command.secrets)
+    return Command(command.argv, env)
 
 
 def profile_args(launch: Launch) -> list[str]:

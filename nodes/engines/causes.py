@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-CONFIGURATION, CAPACITY, DISK, TRANSIENT, NODE = "configuration", "capacity", "disk", "transient", "node"
+from nodes.protocol import CAPACITY, CONFIGURATION, NODE, TRANSIENT
+
 LINE_LIMIT = 300  # characters of an engine's own words
 
 

@@ -39,7 +39,7 @@ def _command(launch: Launch, seat: Seat) -> Command:
     env = {"LLAMA_API_KEY": seat.key}
     if not seat.gpus:
         env["GGML_VK_VISIBLE_DEVICES"] = ""  # a Vulkan build does not heed CUDA_VISIBLE_DEVICES
-    return Command((*seat.executable, *args), env, frozenset({"LLAMA_API_KEY"}))
+    return Command((*seat.executable, *args), env)
 
 
 def _slots(launch: Launch, args: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ def _command(launch: Launch, seat: Seat) -> Command:
     if launch.context_length > 0:  # ahead of the profile's: of an option given twice the last one counts
         args = ["--context-length", str(launch.context_length), *args]
     args += ["--model", launch.model, "--host", seat.host, "--port", str(seat.port)]
-    return Command((*seat.executable, *args), {"VLLM_API_KEY": seat.key}, frozenset({"VLLM_API_KEY"}))
+    return Command((*seat.executable, *args), {"VLLM_API_KEY": seat.key})
 
 
 ADAPTER = Adapter(
