@@ -66,7 +66,6 @@ class Observation:
 
     report: StateReport | None = None
     etag: str = ""
-    is_unchanged: bool = False
     problem: str = ""
 
     @property
@@ -175,7 +174,7 @@ async def _observe(node: Node, cluster: str) -> Observation:
     try:
         answer = await _ask(node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
         if answer.status == 304 and node.etag:
-            return Observation(etag=node.etag, is_unchanged=True)
+            return Observation(etag=node.etag)
         if answer.status != 200:
             raise AgentProblem(_refusal(node, answer))
         return Observation(_checked(node, cluster, _parsed(node, answer)), etag=answer.etag)
