@@ -104,7 +104,7 @@ def agent_at(hub_url: str, tmp_path: Path) -> Iterator[AgentProcess]:
     engine = tmp_path / "llama-server"
     engine.write_text('#!/bin/sh\necho "$@"\n[ "$1" = --version ] || exec sleep 1000\n')
     engine.chmod(0o700)
-    environment = {"HF_ENDPOINT": hub_url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_ETAG_TIMEOUT": "3"}
+    environment = {"HF_ENDPOINT": hub_url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_ETAG_TIMEOUT": "20"}
     with AgentProcess(tmp_path, "--engine", f"llamacpp={engine}", environment=environment) as agent:
         yield agent
 

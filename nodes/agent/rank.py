@@ -263,6 +263,7 @@ class Rank:
                 while obstacle := await self._while_it_runs(probe.obstacle()):
                     self._note = f"not ready yet: {obstacle}"
                     await self._while_it_runs(asyncio.sleep(READINESS_POLL_S))
+                self._load = await self._while_it_runs(probe.load())
         except TimeoutError:
             note = self._note or "it did not answer"
             await self._end_process(0)
