@@ -22,7 +22,7 @@ from catalog import hub
 from catalog.hiding import hide_all
 from catalog.keys import ID_BYTES, SECRET_BYTES, KeyText
 from catalog.models import Event, Fallback, Key, Model, Name, Profile, Revision, Tombstone
-from catalog.reading import NAME_LIMIT, quote, shown
+from catalog.reading import NAME_LIMIT, quote, shown, storable
 from catalog.source import Finding, HubSource, PathFacts, judge, judge_text
 from catalog.spec import (
     Catalog,
@@ -61,6 +61,22 @@ class SourceRefused(ValueError):
         return self.finding.sentence
 
 
+def record(
+    verb: str,
+    kind: str,
+    subject: str,
+    *,
+    by: str,
+    door: str,
+    why: str = "",
+    detail: dict[str, Any] | None = None,
+) -> None:
+    """Write the Event of a change, in the change's own transaction."""
+    Event.objects.create(
+        verb=verb, kind=kind, subject=subject, by=by, door=door, why=storable(why), detail=detail or {}
+    )
+
+
 # --- models -----------------------------------------------------------------------------------------
 
 
@@ -87,14 +103,8 @@ def add_model(
         _write_names(row, wanted)
         _write_fallbacks(row, wanted)
         _write_profiles(row, wanted)
-        _record(
-            "add",
-            wanted.name,
-            by,
-            door,
-            why,
-            _detail(finding, skip_source_check, model=wanted.as_text_dict()),
-        )
+        detail = _detail(finding, skip_source_check, model=wanted.as_text_dict())
+        record("add", "model", wanted.name, by=by, door=door, why=why, detail=detail)
     return Outcome(_reread(row.pk), finding, warnings(wanted))
 
 
@@ -144,7 +154,7 @@ def edit_model(
             _write_fallbacks(seen, wanted)
         _write_profiles(seen, wanted)
         detail = _detail(finding, skip_source_check, **_changes(was, wanted))
-        _record("edit", wanted.name, by, door, why, detail)
+        record("edit", "model", wanted.name, by=by, door=door, why=why, detail=detail)
     return Outcome(_reread(seen.pk), finding, warnings(wanted))
 
 
@@ -155,7 +165,8 @@ def remove_model(name: str, *, by: str, why: str = "", door: str, after_change: 
         _refuse(_faults_of_lost_names(None, seen))
         if Model.objects.filter(pk=seen.pk).delete()[0]:
             Tombstone.objects.create(name=seen.name, revision=revision)
-            _record("remove", seen.name, by, door, why, {"model": hide_all(seen.spec.as_text_dict())})
+            detail = {"model": hide_all(seen.spec.as_text_dict())}
+            record("remove", "model", seen.name, by=by, door=door, why=why, detail=detail)
 
 
 def read_catalog() -> Catalog:
@@ -201,13 +212,6 @@ def _change(wanted: ModelSpec | None, after_change: AfterChange, seen: Model | N
         # A constraint refused what the law did not see. What came in between, the law can name now.
         _refuse(_faults_beside_others(wanted, seen) if wanted else _faults_of_lost_names(None, seen))
         raise
-
-
-def _record(
-    verb: str, subject: str, by: str, door: str, why: str, detail: dict[str, Any], kind: str = "model"
-) -> None:
-    why = why.replace("\0", "").encode("utf-8", "backslashreplace").decode()  # PostgreSQL takes neither
-    Event.objects.create(verb=verb, kind=kind, subject=subject, by=by, door=door, why=why, detail=detail)
 
 
 def _detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
@@ -421,7 +425,7 @@ def mint_key(name: str, *, user: User, scope: str, by: str, door: str) -> tuple[
             digest=text.digest(settings.LLMGW_KEY_PEPPER),
             revision=Revision.advance(),
         )
-        _record("mint", text.id, by, door, "", {"name": name, "scope": row.scope}, kind="key")
+        record("mint", "key", text.id, by=by, door=door, detail={"name": name, "scope": row.scope})
     return row, text.reveal()
 
 
@@ -432,5 +436,5 @@ def revoke_key(key_id: str, *, by: str, door: str, why: str = "") -> bool:
             revoked_at=Now(), revision=Revision.advance()
         )
         if ended:
-            _record("revoke", key_id, by, door, why, {}, kind="key")
+            record("revoke", "key", key_id, by=by, door=door, why=why)
     return ended == 1

@@ -61,6 +61,11 @@ def quote(text: str, limit: int = 80) -> str:
     return '"' + shown(text.replace("\\", "\\\\").replace('"', '\\"'), limit) + '"'
 
 
+def storable(text: str) -> str:
+    """What somebody said, as any database keeps it: no NUL, and halves of surrogate pairs made visible."""
+    return text.replace("\0", "").encode("utf-8", "backslashreplace").decode()
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "null"
@@ -69,7 +74,7 @@ def _kind(value: object) -> str:
     kinds = (
         (str, "a text"),
         (int, "a number"),
-        (float, "a number"),
+        (float, "a decimal number"),
         (Mapping, "a map"),
         (Sequence, "a list"),
     )
@@ -209,7 +214,7 @@ class Reader:
             self.refuse(field, "duration", f"{field} {why_not}")
             return 0
         if value < 0 and not negative_allowed:
-            self.refuse(field, "range", f"{field} cannot be below 0; use 0 for the default")
+            self.refuse(field, "range", f"{field} cannot be below 0; leave it out, or give 0")
             return 0
         return value
 

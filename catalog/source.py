@@ -250,7 +250,7 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         return Finding("refuse", "path_missing", sentence, known)
     if not have:
         who = (
-            "no node that could run it is there yet" if not unknown else f"{_listed(unknown)} did not answer"
+            f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
         )
         return Finding(
             "warn", "path_unasked", f"{about} could not be checked: {who}; check again later", known

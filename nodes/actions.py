@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from catalog.models import Event, Revision
-from catalog.reading import NAME_LIMIT, quote
+from catalog.actions import record
+from catalog.models import Revision
+from catalog.reading import NAME_LIMIT, quote, storable
 from nodes.agents import cluster_keys
 from nodes.models import Cluster, Node, Replica
 
@@ -35,13 +36,13 @@ def register_node(name: str, address: str, *, by: str, door: str) -> tuple[Node,
             node, is_new = Node.objects.get(name=name), False
         was = node.address
         if is_new:
-            _record(node, "register", by=by, door=door, detail={"address": address})
+            record("register", "node", name, by=by, door=door, detail={"address": address})
         elif was != address:
             Node.objects.filter(pk=node.pk).update(address=address)
             node.address = address
             # Gateways reach its replicas at the new address.
             Replica.objects.filter(ranks__node=node).update(revision=Revision.advance())
-            _record(node, "register", by=by, door=door, detail={"address": address, "was": was})
+            record("register", "node", name, by=by, door=door, detail={"address": address, "was": was})
     return node, identity_of(node)
 
 
@@ -60,10 +61,10 @@ def cordon(node: Node, *, by: str, why: str, door: str) -> bool:
     """Nothing new is placed on the node; what runs there stays. False: it was cordoned already."""
     with transaction.atomic():
         changed = Node.objects.filter(pk=node.pk, is_cordoned=False).update(
-            is_cordoned=True, cordoned_by=by, cordoned_why=why
+            is_cordoned=True, cordoned_by=by, cordoned_why=storable(why)
         )
         if changed:
-            _record(node, "cordon", by=by, why=why, door=door)
+            record("cordon", "node", node.name, by=by, door=door, why=why)
     return bool(changed)
 
 
@@ -74,7 +75,7 @@ def uncordon(node: Node, *, by: str, why: str = "", door: str) -> bool:
             is_cordoned=False, cordoned_by="", cordoned_why=""
         )
         if changed:
-            _record(node, "uncordon", by=by, why=why, door=door)
+            record("uncordon", "node", node.name, by=by, door=door, why=why)
     return bool(changed)
 
 
@@ -88,28 +89,17 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
             Replica.objects.filter(pk=replica.pk)
             .exclude(wanted=Replica.Wanted.STOP)
             .exclude(state=Replica.State.STOPPED)
-            .update(wanted=Replica.Wanted.STOP, wanted_why=why or f"stopped by {by}", wanted_since=Now())
+            .update(
+                wanted=Replica.Wanted.STOP,
+                wanted_why=storable(why) or f"stopped by {by}",
+                wanted_since=Now(),
+            )
         )
         if changed:
             Replica.objects.filter(pk=replica.pk).update(revision=Revision.advance())
-            Event.objects.create(
-                by=by,
-                door=door,
-                verb="stop",
-                kind="replica",
-                subject=str(replica.pk),
-                why=why,
-                detail={"model": replica.model_name, "profile": replica.profile_name},
-            )
+            detail = {"model": replica.model_name, "profile": replica.profile_name}
+            record("stop", "replica", str(replica.pk), by=by, door=door, why=why, detail=detail)
     return bool(changed)
-
-
-def _record(
-    node: Node, verb: str, *, by: str, door: str, why: str = "", detail: dict[str, Any] | None = None
-) -> None:
-    Event.objects.create(
-        by=by, door=door, verb=verb, kind="node", subject=node.name, why=why, detail=detail or {}
-    )
 
 
 def _check_name(name: str) -> None:

@@ -375,7 +375,7 @@ PATHS = {
         (
             "warn",
             "path_unasked",
-            'model "m": source "/models/q.gguf" could not be checked: a did not answer; check again later',
+            'model "m": source "/models/q.gguf" could not be checked: a told nothing; check again later',
         ),
     ),
     "a folder without weights": (

@@ -103,7 +103,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a fraction for an int": (
         model(profiles=[profile(tp=2.0)]),
-        'model "m" profile "gpu": tp must be a whole number, not a number',
+        'model "m" profile "gpu": tp must be a whole number, not a decimal number',
     ),
     "an int for a bool": (
         model(capabilities={"tools": 1}),
@@ -184,7 +184,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a negative idle_timeout": (
         model(scaling={"idle_timeout": -1}),
-        'model "m": scaling.idle_timeout cannot be below 0; use 0 for the default',
+        'model "m": scaling.idle_timeout cannot be below 0; leave it out, or give 0',
     ),
     "a duration that is none": (
         model(scaling={"idle_timeout": "soon"}),
