@@ -123,6 +123,27 @@ def test_models_prints_a_table() -> None:
     ]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_tables_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model = a_model("org/a-model-with-a-name-of-some-length")
+    node = a_node("gpu-01.cluster.example.org", problem="Its agent answered with a status of 502.")
+    a_replica(model, node, reason="it fetches its weights: 12.3 of 140.0 GB, 4 minutes left")
+    alice()
+    manage("key_create", "for a script that somebody runs at night", "--user", "alice")
+    for command in ("models", "replicas", "nodes", "key_list"):
+        terminal = Terminal()
+        call_command(command, stdout=terminal, no_color=True)
+        lines = terminal.getvalue().splitlines()
+        assert max(map(len, lines)) <= 80, lines
+        whole = "".join(manage(command).split())
+        assert sorted("".join(terminal.getvalue().split())) == sorted(whole)  # wrapped, and nothing cut
+
+
 def test_models_plain_prints_the_catalog() -> None:
     a_model()
     assert manage("models", "--plain") == (
@@ -204,11 +225,13 @@ def test_node_add_refuses_what_is_no_address_and_no_folder(tmp_path: Path) -> No
     assert "such as http://10.0.0.7:8378" in said
     said = refusal("node_add", "gpu-07", "--address", "http://a:1", "--write", tmp_path / "no" / "x")
     assert "make it first" in said
-    assert not Node.objects.exists()
-    assert "could not be written" in refusal(
-        "node_add", "gpu-07", "--address", "http://a:1", "--write", tmp_path
-    )
+    said = refusal("node_add", "gpu-07", "--address", "http://a:1", "--write", tmp_path)
+    assert "could not be written: it is no file" in said
+    said = refusal("node_add", "gpu-07", "--address", "http://a:1", "--write", tmp_path / ("x" * 300))
+    assert "could not be written" in said
     assert list(tmp_path.iterdir()) == []
+    assert not Node.objects.exists()
+    assert not Event.objects.exists()
 
 
 def test_nodes_prints_a_table() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shutil
+import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from django.core.management.base import CommandError, OutputWrapper
@@ -18,7 +21,9 @@ from catalog.reading import CatalogError, shown
 from catalog.typed import TypingError, span_words
 
 DOOR = "command"
-CELL_LIMIT = 400
+CELL_LIMIT = 400  # characters
+NARROWEST = 8  # columns of a terminal are not made narrower
+GAP = "  "
 
 
 def who() -> str:
@@ -41,15 +46,21 @@ def print_json(stdout: OutputWrapper, value: Any) -> None:
     stdout.write(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns under headings; a cell that is empty shows as a dash."""
+def print_table(stdout: OutputWrapper, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned columns under headings; a cell that is empty shows as a dash. In a terminal, the widest cells
+    are wrapped until a line fits; elsewhere a row is a line."""
     lines = [[heading.upper() for heading in headings]]
     lines += [[shown(str(cell), CELL_LIMIT) or "-" for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    if stdout.isatty():
+        room = shutil.get_terminal_size().columns - len(GAP) * (len(widths) - 1)
+        while sum(widths) > room and max(widths) > NARROWEST:
+            widths[widths.index(max(widths))] -= 1
+    for line in lines:
+        cells = [textwrap.wrap(cell, width) for cell, width in zip(line, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+            stdout.write(GAP.join(padded).rstrip())
 
 
 def ago(seconds: float | None) -> str:
@@ -68,6 +79,10 @@ def refusals() -> Iterator[None]:
         raise CommandError(f"{shown(str(no), 2_000)}\n{hint}") from None
     except TypingError as no:
         raise CommandError(str(no)) from None
+    except UnicodeEncodeError:
+        raise CommandError(
+            "An argument holds bytes that are not UTF-8, and so names nothing; type it again."
+        ) from None
     except DatabaseError as problem:
         hint = "Is it the right one, and is it up to date (manage.py migrate)?"
         raise CommandError(f"The database said no: {problem}. {hint}") from None

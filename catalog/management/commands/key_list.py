@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from catalog.management.shell import add_json, print_json, refusals, table
+from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.models import Key
 
 
@@ -26,7 +26,7 @@ class Command(BaseCommand):
             self.stdout.write("There is no API key; manage.py key_create makes one.")
         else:
             headings = ("id", "name", "user", "scope", "created", "expires", "revoked")
-            self.stdout.write(table(headings, [_line(key) for key in keys]))
+            print_table(self.stdout, headings, [_line(key) for key in keys])
 
 
 def _as_dict(key: Key) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.actions import read_catalog
-from catalog.management.shell import add_json, print_json, refusals, table
+from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.models import Model
 from catalog.reading import shown
 from catalog.typed import scaling_words
@@ -37,9 +37,8 @@ class Command(BaseCommand):
             if not rows:
                 self.stdout.write("The catalog is empty; manage.py model_add adds a model.")
                 return
-            self.stdout.write(
-                table(("model", "scaling", "ready", "stale", "source"), [_line(row) for row in rows])
-            )
+            headings = ("model", "scaling", "ready", "stale", "source")
+            print_table(self.stdout, headings, [_line(row) for row in rows])
             for row in rows:
                 if hasattr(row, "unplaced"):
                     name, why = shown(row.name), shown(row.unplaced.why, 2_000)

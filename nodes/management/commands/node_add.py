@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
 
 from catalog.management.shell import DOOR, refusals, who
 from nodes.actions import NodeRefused, register_node
@@ -31,17 +33,16 @@ class Command(BaseCommand):
     def handle(self, *args: Any, name: str, address: str, write: Path, **options: Any) -> None:
         if not write.parent.is_dir():
             raise CommandError(f"There is no folder {write.parent} to write {write.name} to; make it first.")
-        with refusals():
+        with refusals(), transaction.atomic():  # a node without its agent's file is not registered
             try:
                 node, identity = register_node(name, address, by=who(), door=DOOR)
+                _write_secret(write, json.dumps(identity, indent=2) + "\n")
             except NodeRefused as no:
                 raise CommandError(str(no)) from None
-        try:
-            _write_secret(write, json.dumps(identity, indent=2) + "\n")
-        except OSError as problem:
-            raise CommandError(
-                f"{write} could not be written: {problem.strerror}. Give another file."
-            ) from None
+            except OSError as problem:
+                raise CommandError(
+                    f"{write} could not be written: {problem.strerror}. Give another file."
+                ) from None
         wake()
         self.stdout.write(
             f"{node.name} is registered at {node.address}. On it, with this file copied there, run:"
@@ -51,7 +52,9 @@ class Command(BaseCommand):
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """All of it or none, and never readable by others."""
+    """All of it or none, and never readable by others. A device is not replaced by a file."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is no file")
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:  # mode 0600
         try:
             draft.write(text)

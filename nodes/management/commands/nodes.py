@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from catalog.management.shell import add_json, ago, print_json, refusals, table
+from catalog.management.shell import add_json, ago, print_json, print_table, refusals
 from nodes.showing import node_as_dict, nodes
 
 HEADINGS = ("node", "state", "seen", "GPUs free", "engines", "address", "note")
@@ -27,7 +27,7 @@ class Command(BaseCommand):
         elif not found:
             self.stdout.write("There is no node yet; manage.py node_add adds one.")
         else:
-            self.stdout.write(table(HEADINGS, [_line(node) for node in found]))
+            print_table(self.stdout, HEADINGS, [_line(node) for node in found])
 
 
 def _line(node: dict[str, Any]) -> tuple[object, ...]:

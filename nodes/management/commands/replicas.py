@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from catalog.management.shell import add_json, ago, print_json, refusals, table
+from catalog.management.shell import add_json, ago, print_json, print_table, refusals
 from catalog.reading import shown
 from nodes.models import Replica
 from nodes.showing import replica_as_dict, replicas, staleness_of
@@ -38,7 +38,7 @@ class Command(BaseCommand):
         if not rows:
             self.stdout.write("No replica runs, or is on its way.")
             return
-        self.stdout.write(table(HEADINGS, [_line(told, word) for told, word in rows]))
+        print_table(self.stdout, HEADINGS, [_line(told, word) for told, word in rows])
         if diff:
             for told, _ in rows:
                 self._print_differences(told)
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             self.stdout.write(f"\n{_name(told)} {told['id'][:8]}: {shown(told['stale_why'], 2_000)}")
         if differences:
             rows = [(each["field"], _value(each["was"]), _value(each["now"])) for each in differences]
-            self.stdout.write(table(("field", "was", "is now"), rows))
+            print_table(self.stdout, ("field", "was", "is now"), rows)
 
 
 def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
