@@ -193,7 +193,7 @@ DEBUG = _is_on("LLMGW_DEBUG")
 ALLOWED_HOSTS = _names("LLMGW_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "llmgw.apps.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -243,7 +243,7 @@ TEMPLATES = [
 LANGUAGE_CODE = "en"
 USE_I18N = False
 USE_TZ = True
-DATETIME_FORMAT = "Y-m-d H:i:s"
+FORMAT_MODULE_PATH = "llmgw.formats"
 TIME_ZONE = "UTC"
 
 STATIC_URL = "/static/"
@@ -257,7 +257,10 @@ LOGGING = {
     "formatters": {"line": {"format": "{levelname} {name}: {message}", "style": "{"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
-    "loggers": {"django": {"handlers": [], "level": "INFO", "propagate": True}},
+    "loggers": {
+        "django": {"handlers": [], "level": "INFO", "propagate": True},
+        "axes": {"level": "WARNING"},  # who logged in is an operator's everyday
+    },
 }
 
 
@@ -334,6 +337,7 @@ AUTH_PASSWORD_VALIDATORS = [
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 5 / 60  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_COOLOFF_MESSAGE = "Too many wrong passwords for this name: wait for five minutes, then try again."
 AXES_RESET_ON_SUCCESS = True
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False

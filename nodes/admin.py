@@ -12,14 +12,14 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
-from django.db.models import F, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.pieces import as_json, badge, confirm, history, preformatted, said, sentence, table
+from catalog.pages import VerbAdmin
+from catalog.pieces import as_json, badge, preformatted, said, sentence, table
 from catalog.typed import span_words
 from nodes import actions
 from nodes.agents import AgentProblem, last_report, read_log
@@ -41,28 +41,18 @@ from nodes.tasks import wake
 LOG_LINES = 40
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):
+class ReadOnlyAdmin(VerbAdmin):
     """Rows that observation writes: looked at, and acted on by the actions alone."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Of the list as a whole, so that actions show; of no row, so that pages are read-only."""
-        return obj is None and super().has_change_permission(request)
+        """Of a list with actions, so that they show; of no row, so that pages are read-only."""
+        return obj is None and bool(self.actions) and super().has_change_permission(request)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        title = str(self.opts.verbose_name_plural).capitalize()
-        return super().changelist_view(request, {"title": title} | (extra_context or {}))
-
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        row = self.get_object(request, unquote(object_id))
-        if row is None:
-            raise Http404
-        return history(str(self.opts.model_name), row.name if isinstance(row, Node) else object_id)
 
 
 def _since(age: timedelta | None) -> str:
@@ -84,11 +74,16 @@ class AliveFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Replica]) -> QuerySet[Replica]:
         alive = queryset.exclude(state__in=Replica.OVER)
-        if self.value() == "stale":
-            return alive.exclude(fingerprint="").exclude(fingerprint=F("profile__fingerprint"))
+        if self.value() == "stale":  # judged as the badges are, which no column knows
+            return alive.filter(pk__in=[row.pk for row in alive if _is_stale(row)])
         if self.value() == "over":
             return queryset.filter(state__in=Replica.OVER)
         return queryset if self.value() == "all" else alive
+
+
+def _is_stale(replica: Replica) -> bool:
+    found = staleness_of(replica)
+    return found.stale_profile is True or found.stale_launch
 
 
 @admin.register(Replica)
@@ -130,7 +125,9 @@ class ReplicaAdmin(ReadOnlyAdmin):
         return stale_badge(replica) or "-"
 
     @admin.display(description="reason")
-    def reason_shown(self, replica: Replica) -> SafeString:
+    def reason_shown(self, replica: Replica) -> SafeString | str:
+        if not replica.reason:
+            return "-"
         return said(replica.reason, "problem" if replica.state == Replica.State.FAILED else "")
 
     @admin.display(description="wanted")
@@ -201,13 +198,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Stop the selected replicas", permissions=["change"])
     def stop(self, request: HttpRequest, queryset: QuerySet[Replica]) -> HttpResponse:
-        who = request.user.get_username()
-
-        def stop(replica: Replica, why: str) -> bool:
-            return actions.stop_replica(replica, by=who, why=why, door="admin")
-
-        return confirm(
-            self,
+        return self.confirm(
             request,
             queryset,
             action="stop",
@@ -216,7 +207,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
             "another is started from the catalog as it is now.",
             button="Yes, stop",
             done="told to stop",
-            act=stop,
+            act=actions.stop_replica,
             after=wake,
         )
 
@@ -234,6 +225,9 @@ class NodeAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
         return nodes()
+
+    def subject_of(self, node: Node) -> tuple[str, str]:
+        return "node", node.name
 
     @admin.display(description="state")
     def freshness(self, node: Node) -> SafeString:
@@ -323,9 +317,7 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Cordon the selected nodes", permissions=["change"])
     def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
-        who = request.user.get_username()
-        return confirm(
-            self,
+        return self.confirm(
             request,
             queryset,
             action="cordon",
@@ -333,15 +325,13 @@ class NodeAdmin(ReadOnlyAdmin):
             question="Place nothing new on these? What runs there stays.",
             button="Yes, cordon",
             done="cordoned",
-            act=lambda node, why: actions.cordon(node, by=who, why=why, door="admin"),
+            act=actions.cordon,
             after=wake,
         )
 
     @admin.action(description="Uncordon the selected nodes", permissions=["change"])
     def uncordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
-        who = request.user.get_username()
-        return confirm(
-            self,
+        return self.confirm(
             request,
             queryset,
             action="uncordon",
@@ -349,7 +339,7 @@ class NodeAdmin(ReadOnlyAdmin):
             question="Let replicas be placed on these again?",
             button="Yes, uncordon",
             done="uncordoned",
-            act=lambda node, why: actions.uncordon(node, by=who, why=why, door="admin"),
+            act=actions.uncordon,
             after=wake,
         )
 

@@ -263,6 +263,7 @@ def test_the_page_of_a_model_lists_its_replicas_and_the_finding(admin: Client) -
     html = page(admin, change(model))
     assert f"/admin/nodes/replica/{replica.pk}/change/" in html
     assert "stale profile" in html
+    assert "has changed since it started (tp, gpus_per_node)" in text_of(html)
     assert model.source_sentence in text_of(html).replace("&quot;", '"')
 
 

@@ -12,10 +12,21 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from catalog.actions import edit_model
 from catalog.hiding import HIDDEN
 from catalog.models import Event
 from nodes.models import Node, Orphan, Replica
-from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, viola
+from tests.cast import (
+    PROFILE,
+    a_model,
+    a_node,
+    a_replica,
+    alice,
+    edited,
+    model_form,
+    nobody_is_asked,
+    viola,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -107,6 +118,28 @@ def test_the_lists_take_the_same_number_of_queries_however_long_they_are(admin: 
         a_replica(model, node, gpu=1)
         edited(model, tp=2)
     assert queries() == few
+
+
+def test_a_profile_that_was_removed_and_is_back_is_the_same_profile(admin: Client) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    edited(model, name="wide")
+    assert "profile removed" in said(admin, of(replica))
+    edited(model)
+    assert "It runs what the catalog says." in said(admin, of(replica))
+    assert "0 replicas" in said(admin, f"{REPLICAS}?shown=stale")
+
+
+def test_the_stale_ones_are_those_with_a_badge(admin: Client) -> None:
+    model = a_model()
+    a_replica(model, a_node())
+    a_replica(a_model("other"), a_node("gpu-02"))
+    form = model_form(context_length=4096)
+    edit_model("tiny", form, by="alice", door="api", ask_paths=nobody_is_asked, after_change=int)
+    text = said(admin, f"{REPLICAS}?shown=stale")
+    assert "stale launch" in text
+    assert "1 replica" in text
+    assert "other/default" not in text
 
 
 def test_the_page_of_a_replica_shows_its_launch_and_hides_secrets(admin: Client) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from catalog.hiding import hide_all
 from catalog.models import Event
+from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, sentence
 
 
 @admin.register(Event)
-class EventAdmin(admin.ModelAdmin):
+class EventAdmin(VerbAdmin):
     """Who did what to what, and why. Read-only."""
 
     list_display = ("at", "who", "verb", "kind", "what", "because", "door")
@@ -22,9 +21,6 @@ class EventAdmin(admin.ModelAdmin):
     search_fields = ("subject", "by", "why")
     fields = ("at", "who", "door", "verb", "kind", "what", "because", "details")
     show_full_result_count = False
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Events"} | (extra_context or {}))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -37,6 +33,9 @@ class EventAdmin(admin.ModelAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         return lookup == "subject" or super().lookup_allowed(lookup, value, request)
+
+    def subject_of(self, event: Event) -> tuple[str, str]:
+        return event.kind, event.subject
 
     @admin.display(description="by", ordering="by")
     def who(self, event: Event) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
 from catalog import actions
 from catalog.forms import KeyForm
 from catalog.models import Key
-from catalog.pieces import badge, confirm, history
+from catalog.pages import VerbAdmin
+from catalog.pieces import badge
 from catalog.reading import CatalogError
 
 
 @admin.register(Key)
-class KeyAdmin(admin.ModelAdmin):
+class KeyAdmin(VerbAdmin):
     """Keys are made and revoked, never edited. Who is no superuser sees and makes keys of their own alone."""
 
     form = KeyForm
@@ -42,14 +42,6 @@ class KeyAdmin(admin.ModelAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Key | None = None) -> Any:
         return (*self.fields, "id", "created_at", "expires_at", "revoked_at") if obj else self.fields
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "API keys"} | (extra_context or {}))
-
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        if self.get_object(request, unquote(object_id)) is None:
-            raise Http404
-        return history("key", unquote(object_id))
 
     @admin.display(description="state")
     def state(self, key: Key) -> SafeString:
@@ -91,9 +83,6 @@ class KeyAdmin(admin.ModelAdmin):
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """A key has nothing beside it."""
 
-    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> None:
-        """The verb has written the event."""
-
     def response_add(self, request: HttpRequest, obj: Key, post_url_continue: Any = None) -> HttpResponse:
         context = {
             **self.admin_site.each_context(request),
@@ -104,9 +93,7 @@ class KeyAdmin(admin.ModelAdmin):
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[Key]) -> HttpResponse:
-        who = request.user.get_username()
-        return confirm(
-            self,
+        return self.confirm(
             request,
             queryset,
             action="revoke",
@@ -114,5 +101,5 @@ class KeyAdmin(admin.ModelAdmin):
             question="Refuse these keys from now on? It cannot be taken back; make a new one instead.",
             button="Yes, revoke",
             done="revoked",
-            act=lambda key, why: actions.revoke_key(key.pk, by=who, why=why, door="admin"),
+            act=lambda key, **told: actions.revoke_key(key.pk, **told),
         )

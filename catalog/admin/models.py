@@ -22,13 +22,14 @@ from catalog import actions
 from catalog.forms import ModelForm, ProfileForm, ProfileFormSet
 from catalog.hiding import hide_model, unhide_model
 from catalog.models import Model, Profile
-from catalog.pieces import as_json, badge, confirm, history, said, sentence, table
+from catalog.pages import VerbAdmin
+from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.reading import CatalogError, Fault
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Replica
 from nodes.pieces import replica_badge, stale_badge
-from nodes.showing import models_with_replicas, replicas, spec_of, tally
+from nodes.showing import models_with_replicas, replicas, spec_of, staleness_of, tally
 from nodes.tasks import wake
 
 SOURCE_LOOKS = {Model.Source.OK: "good", Model.Source.WARN: "warn", Model.Source.REFUSE: "bad"}
@@ -72,7 +73,7 @@ class ProfileInline(admin.StackedInline):
 
 
 @admin.register(Model)
-class ModelAdmin(admin.ModelAdmin):
+class ModelAdmin(VerbAdmin):
     form = ModelForm
     inlines = (ProfileInline,)
     list_display = ("name", "scaling", "ready", "stale", "waits_for", "source_found", "profile_names")
@@ -87,7 +88,7 @@ class ModelAdmin(admin.ModelAdmin):
             "Scaling",
             {"fields": (("scaling_min", "scaling_max", "idle_timeout"), "fallbacks", "routing_profile")},
         ),
-        ("Promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
+        ("Limits and promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
         ("Capabilities", {"fields": (("tools", "vision", "embeddings"),)}),
         ("This change", {"fields": ("why",)}),
     )
@@ -97,9 +98,6 @@ class ModelAdmin(admin.ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
         return models_with_replicas()
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        return super().changelist_view(request, {"title": "Models"} | (extra_context or {}))
 
     @admin.display(description="scaling", ordering="scaling_max")
     def scaling(self, model: Model) -> str:
@@ -158,14 +156,15 @@ class ModelAdmin(admin.ModelAdmin):
         rows = [
             (
                 format_html('<a href="{}">{}</a>', reverse("admin:nodes_replica_change", args=[row.pk]), row),
-                format_html("{} {}", replica_badge(row), stale_badge(row)),
+                replica_badge(row),
                 span_words(row.age.total_seconds()),
                 ", ".join(rank.node.name for rank in row.ranks.all()),
+                format_html("{}{}", stale_badge(row), said(staleness_of(row).sentence)),
                 row.reason,
             )
             for row in replicas().filter(model=model).exclude(state__in=Replica.OVER)
         ]
-        return table(("replica", "state", "for", "node", "reason"), rows) if rows else "none"
+        return table(("replica", "state", "for", "node", "differs", "reason"), rows) if rows else "none"
 
     @admin.display(description="source check")
     def source_check(self, model: Model) -> SafeString:
@@ -237,24 +236,8 @@ class ModelAdmin(admin.ModelAdmin):
         for warning in outcome.warnings:
             messages.warning(request, sentence(warning))
 
-    # The history is the events, which the verbs write.
-
-    def construct_change_message(
-        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
-    ) -> Any:
-        return []
-
-    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> None:
-        pass
-
-    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> None:
-        pass
-
-    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        model = self.get_object(request, unquote(object_id))
-        if model is None:
-            raise Http404
-        return history("model", model.name)
+    def subject_of(self, model: Model) -> tuple[str, str]:
+        return "model", model.name
 
     # --- removing
 
@@ -273,9 +256,7 @@ class ModelAdmin(admin.ModelAdmin):
     def remove(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
         if not self.has_delete_permission(request):
             raise PermissionDenied
-        who = request.user.get_username()
-        return confirm(
-            self,
+        return self.confirm(
             request,
             queryset,
             action="remove",
@@ -283,9 +264,7 @@ class ModelAdmin(admin.ModelAdmin):
             question="Take these out of the catalog? Their replicas finish what they are doing and stop.",
             button="Yes, remove",
             done="removed",
-            act=lambda model, why: actions.remove_model(
-                model.name, by=who, why=why, door="admin", after_change=wake
-            ),
+            act=lambda model, **told: actions.remove_model(model.name, after_change=wake, **told),
             describe=_with_replicas,
         )
 

@@ -1,0 +1,133 @@
+"""What llmgw's admin pages have in common: they change nothing themselves, but ask, and call a verb.
+
+So the history of a row is its events, whoever did it and through whichever door. What nobody can have chosen
+on a page (an id that is none, a text that no column holds) finds nothing, and is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.admin import ModelAdmin, helpers
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import unquote
+from django.contrib.messages import ERROR, SUCCESS, WARNING
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+
+from catalog.pieces import SENTENCE_LIMIT, sentence
+from catalog.reading import CatalogError, shown
+
+_LONGEST_NUMBER = 18  # digits that a column of 64 bits always holds
+
+
+class VerbAdmin(ModelAdmin):
+    """Pages of rows that verbs and the loop write."""
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        if not all(map(_is_storable, request.GET.values())):
+            raise IncorrectLookupParameters
+        return super().get_changelist_instance(request)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        return super().get_object(request, object_id, from_field) if _is_storable(object_id) else None
+
+    # --- the history
+
+    def subject_of(self, row: Any) -> tuple[str, str]:
+        """The kind and the subject by which events name the row."""
+        return str(self.opts.model_name), str(row.pk)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        row = self.get_object(request, unquote(object_id))
+        if row is None or not self.has_view_or_change_permission(request, row):
+            raise Http404
+        kind, subject = self.subject_of(row)
+        events = reverse("admin:catalog_event_changelist")
+        return redirect(f"{events}?{urlencode({'kind': kind, 'subject': subject})}")
+
+    def construct_change_message(
+        self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
+    ) -> Any:
+        return []
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> None:
+        """The verb has written the event."""
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> None:
+        """The verb has written the event."""
+
+    # --- acting
+
+    def response_action(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        if all(map(self._can_be_key, request.POST.getlist(helpers.ACTION_CHECKBOX_NAME))):
+            return super().response_action(request, queryset)
+        self.message_user(request, "What was chosen is not in this list; choose again.", WARNING)
+        return None
+
+    def _can_be_key(self, text: str) -> bool:
+        try:
+            self.opts.pk.to_python(text)
+        except ValidationError:
+            return False
+        return _is_storable(text)
+
+    def confirm(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Any],
+        *,
+        action: str,
+        title: str,
+        question: str,
+        button: str,
+        done: str,
+        act: Callable[..., object],
+        after: Callable[[], object] = lambda: None,
+        describe: Callable[[Any], str] = str,
+    ) -> HttpResponse:
+        """Asks whether and why; once confirmed, `act(row, by=, why=, door=)` for each row, and says to how
+        many it was done.
+
+        `act` answers False where there was nothing left to do, or raises CatalogError, which stops none of
+        the others. `done` completes "3 of 4 models ...". Who may do it is for the caller to have checked.
+        """
+        back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        rows = list(queryset)
+        if request.method != "POST" or request.POST.get("confirmed") != "yes":
+            context = {
+                **self.admin_site.each_context(request),
+                "title": title,
+                "opts": self.opts,
+                "media": self.media,
+                "question": question,
+                "button": button,
+                "lines": [shown(describe(row), SENTENCE_LIMIT) for row in rows],
+                "keys": [str(row.pk) for row in rows],
+                "action": action,
+                "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+                "back": back,
+            }
+            return TemplateResponse(request, "admin/confirm_action.html", context)
+        by, why = request.user.get_username(), request.POST.get("why", "").strip()
+        count = 0
+        for row in rows:
+            try:
+                count += act(row, by=by, why=why, door="admin") is not False
+            except CatalogError as no:
+                self.message_user(request, sentence(str(no)), ERROR)
+        if count:
+            after()
+        names = str(self.opts.verbose_name if len(rows) == 1 else self.opts.verbose_name_plural)
+        self.message_user(request, f"{count} of {len(rows)} {names} {done}.", SUCCESS if count else WARNING)
+        return redirect(back)
+
+
+def _is_storable(text: str) -> bool:
+    return "\0" not in text and not (text.isdecimal() and len(text) > _LONGEST_NUMBER)

@@ -1,0 +1,88 @@
+"""What needs a person first, for the admin's first page: wants without a place, nodes out of contact, failed
+and stale replicas, engines that belong to nobody.
+
+A fixed number of queries, and a few lines of each kind with the way to the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from catalog.pieces import badge, said, sentence
+from catalog.typed import span_words
+from nodes.models import Node, Orphan, Replica, Unplaced
+from nodes.pieces import freshness_badge
+from nodes.placement import Freshness
+from nodes.showing import freshness_of, models_with_replicas, tally, with_age
+
+Line = tuple[SafeString, SafeString, SafeString]  # a badge, a link, and why
+
+HEADINGS = ("", "what", "why")
+LINES_LIMIT = 5  # of each kind
+FAILED_WITHIN = timedelta(hours=1)
+
+
+def needs_a_person(user: Any) -> list[Line]:
+    """What this user may see of it, the most urgent first."""
+    kinds = (
+        ("catalog.view_model", _unplaced, "catalog_model"),
+        ("nodes.view_node", _silent_nodes, "nodes_node"),
+        ("nodes.view_replica", _failed, "nodes_replica"),
+        ("catalog.view_model", _stale, "catalog_model"),
+        ("nodes.view_orphan", _orphans, "nodes_orphan"),
+    )
+    lines: list[Line] = []
+    for permission, find, page in kinds:
+        if user.has_perm(permission):
+            found = list(find())
+            lines += found[:LINES_LIMIT]
+            if len(found) > LINES_LIMIT:
+                more = f"{len(found) - LINES_LIMIT} more"
+                lines.append((badge(more), _link(f"{page}_changelist", "all of them"), said("")))
+    return lines
+
+
+def _unplaced() -> Iterator[Line]:
+    for want in Unplaced.objects.select_related("model").order_by("since"):
+        link = _link("catalog_model_change", want.model.name, want.model_id)
+        yield badge(f"{want.missing} short", "bad"), link, said(want.why)
+
+
+def _silent_nodes() -> Iterator[Line]:
+    for node in with_age(Node.objects.all(), "seen_at"):
+        freshness = freshness_of(node)
+        if freshness in (Freshness.LOST, Freshness.NEVER) or node.problem:
+            link = _link("nodes_node_change", node.name, node.pk)
+            yield freshness_badge(node), link, said(node.problem or "Its agent does not answer.")
+
+
+def _failed() -> Iterator[Line]:
+    lately = Q(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
+    for replica in with_age(Replica.objects.filter(lately), "state_since").order_by("-state_since"):
+        age = span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+        why = f"{age} ago: {replica.reason}"
+        yield badge("failed", "bad"), _link("nodes_replica_change", str(replica), replica.pk), said(why)
+
+
+def _stale() -> Iterator[Line]:
+    why = said("What runs was started before the catalog changed; the page of the model says how it differs.")
+    for model in models_with_replicas():
+        if count := tally(model).stale:
+            yield badge(f"{count} stale", "warn"), _link("catalog_model_change", model.name, model.pk), why
+
+
+def _orphans() -> Iterator[Line]:
+    for orphan in Orphan.objects.select_related("node").order_by("since"):
+        yield badge("orphan", "warn"), _link("nodes_orphan_change", str(orphan), orphan.pk), said(orphan.why)
+
+
+def _link(page: str, text: str, *args: Any) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse(f"admin:{page}", args=args), sentence(text))
