@@ -16,11 +16,18 @@ django: Any = get_asgi_application()
 
 # Only now: they use models, which are there once Django is.
 from django.conf import settings  # noqa: E402
+from django.http.request import split_domain_port, validate_host  # noqa: E402
 
 from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 _gateway: GatewayApp | None = None
+
+
+def _is_host_allowed(host: str) -> bool:
+    """The hosts that Django answers to are the gateway's, too."""
+    domain, _ = split_domain_port(host)
+    return validate_host(domain, settings.ALLOWED_HOSTS)
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,6 +78,7 @@ async def _live(receive: Receive, send: Send) -> None:
                 max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
                 poll_s=settings.LLMGW_TABLE_POLL_S,
                 is_plain_http_allowed=settings.LLMGW_PLAIN_HTTP,
+                is_host_allowed=_is_host_allowed,
             )
             await _gateway.start()
             await send({"type": "lifespan.startup.complete"})

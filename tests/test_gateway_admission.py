@@ -30,6 +30,10 @@ def test_a_refusal_has_the_shape_that_openai_clients_read() -> None:
     assert refused.headers() == [(b"retry-after", b"10")]
 
 
+def test_a_client_whose_body_does_not_come_loses_its_connection() -> None:
+    assert (b"connection", b"close") in admission.body_too_slow(120).headers()
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -91,6 +91,7 @@ async def test_the_gateway_wants_a_key(path: str, headers: dict[str, str]) -> No
         max_body_bytes=1000,
         poll_s=1,
         is_plain_http_allowed=True,
+        is_host_allowed=lambda host: True,
     )
     for method in METHODS:
         assert await _status(app, method, path, headers) == 401, method

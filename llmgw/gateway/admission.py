@@ -7,7 +7,7 @@ knows where an engine is: the door parses, the table knows.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catalog.keys import KeyText
@@ -23,6 +23,7 @@ moved."""
 # judge.
 REFUSED_FIELDS: Mapping[str, str] = {
     "chat_template": "a template is a program that the engine would run, and comes with the model",
+    "logits_processors": "they are programs that the engine would run",
     "custom_logit_processor": "it is a program that the engine would run",
     "prompt_embeds": "the engine would unpack it without looking",
     "input_embeds": "the engine would unpack it without looking",
@@ -74,6 +75,8 @@ class Refused(Exception):
             headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.status == 408:
+            headers.append((b"connection", b"close"))
         return headers
 
 
@@ -175,6 +178,18 @@ def check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
         )
 
 
+def check_host(headers: Iterable[tuple[bytes, bytes]], is_allowed: Callable[[str], bool]) -> None:
+    """A page that has its own name resolve to this machine speaks to us under that name."""
+    for name, value in headers:
+        if name == b"host" and not is_allowed(host := value.decode("latin-1")):
+            raise Refused(
+                400,
+                "unknown_host",
+                f"The host {quote(host)} is not one of llmgw's: use another address, or have an operator add "
+                "it to LLMGW_ALLOWED_HOSTS.",
+            )
+
+
 def body_too_large(limit_bytes: int) -> Refused:
     return Refused(
         413,
@@ -189,6 +204,10 @@ def body_too_slow(limit_s: float) -> Refused:
 
 def malformed(cause: str) -> Refused:
     return Refused(400, "malformed_json", f"The body is not a JSON object: {cause}.")
+
+
+def own_fault() -> Refused:
+    return Refused(500, "gateway_fault", "The gateway itself failed; its log tells an operator more.")
 
 
 def unknown_path(path: str) -> Refused:
@@ -225,10 +244,6 @@ class Peek:
     part_fields: frozenset[str] = frozenset()
     media_urls: tuple[str, ...] = ()
 
-    @property
-    def is_stream(self) -> bool:
-        return self.stream is True
-
 
 def check_body(peek: Peek) -> str:
     """The name that the request asks for."""
@@ -252,7 +267,7 @@ def check_body(peek: Peek) -> str:
             param=name,
         )
     for url in peek.media_urls:
-        if not url[:5].lower() == "data:":
+        if url[:5].lower() != "data:":
             raise Refused(
                 400,
                 "remote_media",

@@ -7,8 +7,9 @@ that leaves ends its request wherever it stands, which frees the engine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -56,11 +57,12 @@ class GatewayApp:
         max_body_bytes: int,
         poll_s: float,
         is_plain_http_allowed: bool,
+        is_host_allowed: Callable[[str], bool],
     ) -> None:
         self._pepper = pepper
         self._stall_s = stall_s
         self._max_body_bytes = max_body_bytes
-        self._is_plain_http_allowed = is_plain_http_allowed
+        self._is_plain_http_allowed, self._is_host_allowed = is_plain_http_allowed, is_host_allowed
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
         self.demand = DemandBook(self.table, wake=wake)
         self._upstream = Upstream()
@@ -86,12 +88,17 @@ class GatewayApp:
             pass
         except ClientStalled:  # the server ends its connection, as the answer is not complete
             log.warning("A client has read nothing for %.0f s, and its request was ended.", self._stall_s)
+        except Exception:
+            log.exception("The gateway itself failed.")
+            if not client.has_begun:
+                await client.refuse(admission.own_fault())
 
     async def _route(self, scope: Scope, receive: Receive, client: Client) -> None:
         method, path = scope["method"], scope["path"]
         if scope["scheme"] != "https" and not self._is_plain_http_allowed:
             raise admission.https_only()
         admission.check_headers(scope["headers"])
+        admission.check_host(scope["headers"], self._is_host_allowed)
         await self._authenticate(scope)
         if path in PATHS:
             if method != "POST":
@@ -170,7 +177,6 @@ class GatewayApp:
             path=PATHS[scope["path"]],
             fields=fields,
             body=body,
-            is_stream=peek.is_stream,
             headers=_forwarded(scope["headers"]),
         )
         work = asyncio.create_task(self._relay.serve(call, client))
@@ -237,15 +243,9 @@ _TRACES = (b"_url", b"_embeds", b"\\u00")
 def decode(body: bytes) -> Fields:
     """The top level of a JSON object, each value as it came. The whole body is checked to be JSON on the
     way."""
-    try:
+    with _as_malformed():
         body.decode()  # msgspec looks for bad UTF-8 only where it makes texts
         return _decoder.decode(body)
-    except UnicodeDecodeError:
-        raise admission.malformed("it is not UTF-8") from None
-    except RecursionError:
-        raise admission.malformed("it is nested too deeply") from None
-    except msgspec.DecodeError as error:
-        raise admission.malformed(str(error)) from None
 
 
 def look_at(fields: Fields) -> Peek:
@@ -269,9 +269,19 @@ def look_at(fields: Fields) -> Peek:
 def _value(raw: msgspec.Raw | None) -> Any:
     if raw is None:
         return None
-    try:
+    with _as_malformed():  # half a character passes as bytes and is no text
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:  # a lone surrogate passes as bytes and is no text
+
+
+@contextlib.contextmanager
+def _as_malformed() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise admission.malformed("it is not UTF-8") from None
+    except RecursionError:
+        raise admission.malformed("it is nested too deeply") from None
+    except msgspec.DecodeError as error:
         raise admission.malformed(str(error)) from None
 
 

@@ -91,7 +91,6 @@ class Call:
     path: str
     fields: Mapping[str, msgspec.Raw]
     body: bytes
-    is_stream: bool
     headers: Mapping[str, str]
 
     def body_for(self, target: Target) -> bytes:
