@@ -16,7 +16,7 @@ up: .venv/ready
 
 test: lint
 	$(BIN)/python -m pytest
-	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m django_db
+	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m "django_db or lasting_database"
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks

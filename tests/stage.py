@@ -24,8 +24,11 @@ import uvicorn
 from aiohttp import web
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import transaction
+from django.test import override_settings
 from openai import APIStatusError, OpenAI
+from pytest_django import DjangoDbBlocker
 
 from catalog.keys import KeyText
 from catalog.models import Key, Model, Name, Profile, Revision
@@ -87,6 +90,13 @@ class Web:
 
     def client(self, key: str) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+    def targets(self) -> set[str]:
+        """The replicas that requests may go to just now."""
+        from llmgw import asgi
+
+        assert asgi._gateway is not None
+        return set(asgi._gateway.table.current.replicas)
 
     def connection(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
@@ -343,8 +353,18 @@ class Play:
     def another_engine(self, script: Script, **columns: Any) -> Iterator[Engine]:
         """A second replica of the model, on an engine with a script of its own."""
         with playing_engine(self.thread, script) as engine:
-            make_replica(self.model, engine, **columns)
-            yield engine
+            replica = make_replica(self.model, engine, **columns)
+            try:
+                yield engine
+            finally:
+                change(replica, state="stopped")
+                wait_until(lambda: str(replica.pk) not in self.web.targets(), "the replica to be forgotten")
+
+    def begin_anew(self) -> Play:
+        """For the next test of a module."""
+        self.engine.script = well_behaved
+        self.engine.heard.clear()
+        return self
 
     def wait_until_known(self, name: str, status: str = "ready") -> None:
         """Until the gateway's table has the model in that status."""
@@ -372,6 +392,17 @@ def playing_engine(thread: LoopThread, script: Script) -> Iterator[Engine]:
         yield engine
     finally:
         thread.run(engine.close())
+
+
+@contextlib.contextmanager
+def playing_for_many(database: DjangoDbBlocker, **settings: Any) -> Iterator[Play]:
+    """One play for all tests of a module, which put back what they change. Mark it `lasting_database`."""
+    with database.unblock(), override_settings(**settings):
+        try:
+            with playing() as play:
+                yield play
+        finally:
+            call_command("flush", verbosity=0, interactive=False)
 
 
 @contextlib.contextmanager

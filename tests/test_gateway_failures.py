@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
+from pytest_django import DjangoDbBlocker
 
 from nodes.models import Demand
 from tests.stage import (
@@ -21,20 +22,25 @@ from tests.stage import (
     chat_event,
     drop,
     never,
-    playing,
+    playing_for_many,
     saying,
     text_of,
     well_behaved,
 )
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.lasting_database
+
+
+@pytest.fixture(scope="module")
+def all_plays(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Play]:
+    with playing_for_many(django_db_blocker) as play:
+        yield play
 
 
 @pytest.fixture
-def play() -> Iterator[Play]:
-    with playing() as play:
-        yield play
+def play(all_plays: Play) -> Play:
+    return all_plays.begin_anew()
 
 
 def _in_flight(play: Play) -> int | None:
@@ -50,31 +56,6 @@ async def _three_words_and_silence(request: web.Request, fields: dict[str, Any])
     for word in ("One", " two", " three"):
         await response.write(chat_event(fields, word))
     return await never(request, fields)
-
-
-async def _without_end(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
-    response = await begin_stream(request)
-    while True:
-        await response.write(chat_event(fields, "word " * 10_000))
-
-
-def test_an_engine_is_left_when_its_client_reads_nothing(settings: Any) -> None:
-    """What it was sent stays in bounded buffers until then, and the others are served."""
-    settings.LLMGW_STALL_S = 0.5
-    with playing() as play:
-        play.engine.script = _without_end
-        body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()
-        with play.web.connection() as deaf:
-            deaf.sendall(play.request(body))
-            wait_until(lambda: play.engine.heard and play.engine.heard[0].is_gone, "the engine to be left")
-            wait_until(lambda: _in_flight(play) == 0, "nothing to be in flight")
-            play.engine.script = well_behaved
-            assert text_of(play.chunks()) == "Hello from here."
-            deaf.settimeout(10)
-            with contextlib.suppress(ConnectionResetError):
-                while data := deaf.recv(1 << 20):
-                    assert b"[DONE]" not in data
-        assert [heard.is_gone for heard in play.engine.heard] == [True, False]
 
 
 async def _a_head_and_silence(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:

@@ -11,22 +11,27 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db.models.functions import Now
+from pytest_django import DjangoDbBlocker
 
 from catalog.keys import KeyText
 from catalog.models import Key, database_now
-from tests.stage import MESSAGES, Play, change, make_key, make_model, playing
+from tests.stage import MESSAGES, Play, change, make_key, make_model, playing_for_many
 from tests.waiting import wait_until
-
-pytestmark = pytest.mark.django_db(transaction=True)
 
 LIMIT_BYTES = 100_000
 
+pytestmark = pytest.mark.lasting_database
+
+
+@pytest.fixture(scope="module")
+def all_plays(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Play]:
+    with playing_for_many(django_db_blocker, LLMGW_MAX_BODY_BYTES=LIMIT_BYTES) as play:
+        yield play
+
 
 @pytest.fixture
-def play(settings: Any) -> Iterator[Play]:
-    settings.LLMGW_MAX_BODY_BYTES = LIMIT_BYTES
-    with playing() as play:
-        yield play
+def play(all_plays: Play) -> Play:
+    return all_plays.begin_anew()
 
 
 def _body(**fields: Any) -> bytes:
@@ -111,13 +116,6 @@ def test_a_key_is_good_until_it_expires(play: Play) -> None:
     _, good = make_key(expires_at=now + timedelta(hours=1))
     assert play.send("GET", "/v1/models", Authorization=f"Bearer {good}").status == 200
     assert "has expired" in _refusal_of(play, gone)
-
-
-def test_keys_do_not_travel_in_the_clear(settings: Any) -> None:
-    settings.LLMGW_PLAIN_HTTP = False
-    with playing() as play:
-        refusal = play.send("GET", "/v1/models")
-        assert (refusal.status, refusal.body["code"]) == (403, "https_only")
 
 
 # --- bodies -------------------------------------------------------------------------------
@@ -257,6 +255,12 @@ def test_a_request_that_two_readers_may_read_differently_is_refused(play: Play, 
         connection.sendall(play.request(b"{}", *lines))
         assert b" 400 " in connection.recv(1000).split(b"\r\n")[0]
     assert not play.engine.heard
+
+
+def test_a_name_that_is_not_llmgws_is_refused_before_the_key_is_looked_at(play: Play) -> None:
+    refusal = play.send("GET", "/v1/models", Host="evil.example", Authorization="")
+    assert (refusal.status, refusal.body["code"]) == (400, "unknown_host")
+    assert '"evil.example"' in refusal.body["message"]
 
 
 def test_a_client_that_leaves_before_its_request_is_whole_leaves_nothing_behind(
