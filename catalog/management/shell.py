@@ -23,7 +23,7 @@ from catalog.typed import TypingError, span_words
 DOOR = "command"
 CELL_LIMIT = 400  # characters
 NARROWEST = 8  # columns of a terminal are not made narrower
-GAP = "  "
+GAP, INDENT, EMPTY = "  ", "    ", "-"
 
 
 def who() -> str:
@@ -47,20 +47,35 @@ def print_json(stdout: OutputWrapper, value: Any) -> None:
 
 
 def print_table(stdout: OutputWrapper, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns under headings; a cell that is empty shows as a dash. In a terminal, the widest cells
-    are wrapped until a line fits; elsewhere a row is a line."""
+    """Aligned columns under headings; a cell that is empty shows as a dash. In a terminal that is too narrow,
+    the last column, which is the wordiest, stands below its row, and what is still too wide is wrapped."""
     lines = [[heading.upper() for heading in headings]]
-    lines += [[shown(str(cell), CELL_LIMIT) or "-" for cell in row] for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    if stdout.isatty():
-        room = shutil.get_terminal_size().columns - len(GAP) * (len(widths) - 1)
-        while sum(widths) > room and max(widths) > NARROWEST:
+    lines += [[shown(str(cell), CELL_LIMIT) or EMPTY for cell in row] for row in rows]
+    notes = [EMPTY] * len(lines)
+    widths = _widths(lines)
+    if stdout.isatty() and sum(widths) > _room(widths):
+        notes[1:] = [line[-1] for line in lines[1:]]
+        lines = [line[:-1] for line in lines]
+        widths = _widths(lines)
+        while sum(widths) > _room(widths) and max(widths) > NARROWEST:
             widths[widths.index(max(widths))] -= 1
-    for line in lines:
+    for line, note in zip(lines, notes, strict=True):
         cells = [textwrap.wrap(cell, width) for cell, width in zip(line, widths, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
             padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
             stdout.write(GAP.join(padded).rstrip())
+        if note != EMPTY:
+            below = {"initial_indent": INDENT, "subsequent_indent": INDENT}
+            stdout.write(textwrap.fill(note, shutil.get_terminal_size().columns, **below))
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _room(widths: Sequence[int]) -> int:
+    """What a terminal has for the cells of a line."""
+    return shutil.get_terminal_size().columns - len(GAP) * (len(widths) - 1)
 
 
 def ago(seconds: float | None) -> str:

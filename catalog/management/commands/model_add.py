@@ -71,7 +71,7 @@ class Command(BaseCommand):
                 ask_paths=ask_paths,
                 after_change=wake,
             )
-        row = models_with_replicas().get(pk=outcome.model.pk)
+            row = models_with_replicas().get(pk=outcome.model.pk)
         if options["json"]:
             print_json(self.stdout, model_as_dict(row, hides_secrets=False))
         else:
