@@ -46,6 +46,12 @@ class Revision(models.Model):
         return cls.current()
 
     @classmethod
+    def hold(cls) -> None:
+        """Lock the row until the caller's transaction ends. Who will change several rows of what requests are
+        routed by begins with this (or with `advance`): so no two of them wait for each other."""
+        cls.objects.select_for_update().get_or_create(pk=1)
+
+    @classmethod
     def current(cls) -> int:
         return cls.objects.get_or_create(pk=1)[0].value
 

@@ -29,6 +29,7 @@ def register_node(name: str, address: str, *, by: str, door: str) -> tuple[Node,
     _check_name(name)
     address = _checked_address(address)
     with transaction.atomic():
+        Revision.hold()
         try:
             with transaction.atomic():
                 node, is_new = Node.objects.get_or_create(name=name, defaults={"address": address})
@@ -85,6 +86,7 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
     Stopping one that has failed says that the failure has been dealt with: its profile is tried again.
     """
     with transaction.atomic():
+        Revision.hold()
         changed = (
             Replica.objects.filter(pk=replica.pk)
             .exclude(wanted=Replica.Wanted.STOP)

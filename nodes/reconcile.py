@@ -8,7 +8,8 @@ everything as it should be writes nothing but when each node was seen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -18,7 +19,7 @@ from django.db import DataError, IntegrityError, InterfaceError, OperationalErro
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from catalog.models import Profile, database_now
+from catalog.models import Profile, Revision, database_now
 from nodes import agents, lease
 from nodes.agents import Message, Told, cluster_keys
 from nodes.models import Claim, Cluster, Gateway, Node, Orphan, Rank, Replica, Unplaced
@@ -94,8 +95,7 @@ def _pass(held: lease.Held) -> PassReport:
     cluster = str(Cluster.this().uuid)
     nodes = list(Node.objects.all())
     observations = agents.observe(nodes, cluster=cluster)
-    with transaction.atomic():
-        lease.confirm(held)
+    with _writing(held):
         now = database_now()
         standing = Standing(now, nodes, watching_since=_watch(held, now))
         standing.observe({node.pk: each for node, each in zip(nodes, observations, strict=True)})
@@ -106,8 +106,7 @@ def _pass(held: lease.Held) -> PassReport:
         has_changed = standing.finish()
     told = agents.tell([_message(order, standing, cluster, held.token) for order in to_tell])
     if told:
-        with transaction.atomic():
-            lease.confirm(held)
+        with _writing(held):
             for order, answer in zip(to_tell, told, strict=True):
                 # What it reported last is out of date, even if it reports the same again.
                 standing.write(standing.nodes[order.node], etag="")
@@ -115,6 +114,15 @@ def _pass(held: lease.Held) -> PassReport:
             has_changed |= standing.finish()
     _prune()
     return PassReport(decision, told=len(told), has_changed=has_changed)
+
+
+@contextmanager
+def _writing(held: lease.Held) -> Iterator[None]:
+    """A transaction of a pass that has the lease, and keeps edits of the catalog waiting meanwhile."""
+    with transaction.atomic():
+        lease.confirm(held)
+        Revision.hold()
+        yield
 
 
 def _watch(held: lease.Held, now: datetime) -> datetime:
@@ -319,4 +327,6 @@ def _prune() -> None:
         Gateway.objects.filter(heartbeat_at__lt=Now() - KEEP_GATEWAYS),
     ):
         if bite := list(rows.values_list("pk", flat=True)[:BITE]):
-            rows.model.objects.filter(pk__in=bite).delete()
+            with transaction.atomic():
+                Revision.hold()
+                rows.model.objects.filter(pk__in=bite).delete()
