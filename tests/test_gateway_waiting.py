@@ -140,6 +140,12 @@ def _remove(model: Model) -> None:
         model.delete()
 
 
+def _add_anew(model: Model) -> None:
+    with transaction.atomic():
+        _remove(model)
+        make_model(model.name, low=0)
+
+
 @pytest.mark.parametrize(
     ("change_model", "status", "code"),
     [
@@ -147,6 +153,7 @@ def _remove(model: Model) -> None:
             lambda model: change(model, scaling_max=0), 503, "off", id="it is switched off meanwhile"
         ),
         pytest.param(_remove, 404, "model_not_found", id="it is removed meanwhile"),
+        pytest.param(_add_anew, 503, "model_replaced", id="it is removed and added anew meanwhile"),
     ],
 )
 def test_a_waiting_request_hears_at_once_that(

@@ -343,6 +343,16 @@ def unknown_model(name: str, names: Collection[str]) -> Refused:
     return Refused(404, "model_not_found", f"There is no model {quote(name[:200])}. {hint}", param="model")
 
 
+def replaced(name: str) -> Refused:
+    return Refused(
+        503,
+        "model_replaced",
+        f"The model {quote(name)} was removed and added anew while this request waited for it: try again.",
+        param="model",
+        retry_after_s=RETRY_SOON_S,
+    )
+
+
 def check_is_on(model: ModelEntry) -> None:
     if model.is_off:
         raise Refused(

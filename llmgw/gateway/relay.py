@@ -172,6 +172,8 @@ class Relay:
                 changed, table = self._table.changed(), self._table.current
                 model = table.models.get(call.model.id)
                 if model is None:
+                    if call.name in table.names:  # of one that was added anew under the same name
+                        raise admission.replaced(call.name)
                     raise admission.unknown_model(call.name, table.names)
                 if (target := self._pick(call)) is not None:
                     return target
