@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -353,8 +354,9 @@ async def obstacle(port: int, **changes: Any) -> str:
     launch = Launch("m", "s", {"engine": "sim"}, **changes)
     async with aiohttp.ClientSession() as session:
         probe = Probe(session, ENGINES["sim"], launch, base_url=f"http://127.0.0.1:{port}", key=KEY)
-        assert await probe.load() in (Load(), Load(2, 1))
-        return await probe.obstacle()
+        load, found = await asyncio.gather(probe.load(), probe.obstacle())
+        assert load in (Load(), Load(2, 1))
+        return found
 
 
 async def obstacle_of(answers: dict[str, tuple[int, Any]], **changes: Any) -> str:

@@ -42,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.e2e
-@pytest.mark.django_db  # the suite's run on PostgreSQL takes it along
+@pytest.mark.lasting_database
 @pytest.mark.timeout(300)
 def test_a_model_is_added_served_edited_and_gone(trial: Trial, weights: Path) -> None:
     engine = llama_server()
@@ -108,7 +108,7 @@ def test_a_model_is_added_served_edited_and_gone(trial: Trial, weights: Path) ->
 
 
 @pytest.mark.e2e
-@pytest.mark.django_db
+@pytest.mark.lasting_database
 @pytest.mark.timeout(180)
 def test_an_agent_started_for_a_trial_takes_its_engines_along(trial: Trial) -> None:
     trial.start_web()
@@ -132,7 +132,7 @@ def test_an_agent_started_for_a_trial_takes_its_engines_along(trial: Trial) -> N
 
 
 @pytest.mark.e2e
-@pytest.mark.django_db
+@pytest.mark.lasting_database
 @pytest.mark.timeout(180)
 def test_a_model_that_sleeps_is_woken_by_a_request(trial: Trial) -> None:
     trial.start_web()

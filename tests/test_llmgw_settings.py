@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
+import runpy
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 ROOT = Path(__file__).parent.parent
+SETTINGS = ROOT / "llmgw" / "settings.py"
 SECRET = "0123456789abcdef" * 2
-ASK = """
-import json, sys
-from django.core.exceptions import ImproperlyConfigured
-try:
-    from llmgw import settings
-except ImproperlyConfigured as error:
-    sys.exit(str(error))
-print(json.dumps({name: repr(getattr(settings, name)) for name in sys.argv[1:]}))
-"""
-
-
-def start(var: Path, *names: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", ASK, *names],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "LLMGW_VAR": str(var), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def ask(var: Path, *names: str, **environment: str) -> dict[str, str]:
-    output, error = start(var, *names, **environment).communicate(timeout=30)
-    assert output, error
-    answer: dict[str, str] = json.loads(output)
-    return answer
+    """These settings in an environment that holds nothing else. Raises ImproperlyConfigured."""
+    with mock.patch.dict(os.environ, {"LLMGW_VAR": str(var), **environment}, clear=True):
+        settings = runpy.run_path(str(SETTINGS))
+    return {name: repr(settings[name]) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -74,10 +57,9 @@ def ask(var: Path, *names: str, **environment: str) -> dict[str, str]:
     ids=lambda value: value if value.isupper() else "",
 )
 def test_a_value_that_cannot_be_read_is_named(tmp_path: Path, name: str, value: str, sentence: str) -> None:
-    process = start(tmp_path, **{name: value})
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert error.startswith(sentence)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        ask(tmp_path, **{name: value})
+    assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +73,10 @@ def test_a_value_that_cannot_be_read_is_named(tmp_path: Path, name: str, value: 
     ids=["a short secret", "a short key", "a key without an id", "a second key that is not hexadecimal"],
 )
 def test_a_bad_secret_is_named_and_not_repeated(tmp_path: Path, name: str, value: str) -> None:
-    process = start(tmp_path, **{name: value})
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert error.startswith(f"{name} is not ")
-    assert value not in error
+    with pytest.raises(ImproperlyConfigured) as refused:
+        ask(tmp_path, **{name: value})
+    assert str(refused.value).startswith(f"{name} is not ")
+    assert value not in str(refused.value)
 
 
 def test_the_first_of_several_cluster_keys_mints(tmp_path: Path) -> None:
@@ -118,9 +99,18 @@ def test_without_an_environment_everything_is_in_one_private_folder(tmp_path: Pa
 
 
 def test_processes_that_start_at_once_agree_on_the_secret(tmp_path: Path) -> None:
-    processes = [start(tmp_path / "var", "SECRET_KEY") for _ in range(4)]
-    answers = {process.communicate(timeout=30)[0] for process in processes}
-    assert len(answers) == 1
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", "from llmgw import settings; print(settings.SECRET_KEY)"],
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "LLMGW_VAR": str(tmp_path / "var")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    (answer,) = {process.communicate(timeout=30)[0] for process in processes}
+    assert len(answer) == 65
     assert [path.name for path in (tmp_path / "var").iterdir() if path.is_file()] == ["secret"]
 
 

@@ -26,6 +26,19 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 
+# In one process, as each takes seconds to start: tables, ada, and a key of hers, which is printed.
+_PREPARE = """
+import os
+from django.core.management import execute_from_command_line
+os.environ["DJANGO_SETTINGS_MODULE"] = "llmgw.settings"
+for command in (
+    "migrate --verbosity 0",
+    "createsuperuser --verbosity 0 --noinput --username ada --email ada@example.org",
+    "key_create trial --user ada --scope manage --json",
+):
+    execute_from_command_line(["manage.py", *command.split()])
+"""
+
 
 class Trial:
     """`environment` chooses database and broker; without one it is SQLite and files."""
@@ -46,13 +59,9 @@ class Trial:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.password = "a trial's own password"
-        self.manage("migrate", "--verbosity", "0")
-        self.manage(
-            *("createsuperuser", "--noinput", "--username", "ada", "--email", "ada@example.org"),
-            DJANGO_SUPERUSER_PASSWORD=self.password,
-        )
-        made = json.loads(self.manage("key_create", "trial", "--user", "ada", "--scope", "manage", "--json"))
-        self.api_key: str = made["key"]
+        self.api_key: str = json.loads(
+            self._run("-c", _PREPARE, DJANGO_SUPERUSER_PASSWORD=self.password),
+        )["key"]
         cookies = http.cookiejar.CookieJar()
         self._browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
 
@@ -60,8 +69,11 @@ class Trial:
 
     def manage(self, *arguments: str, **environment: str) -> str:
         """What `manage.py` prints. Raises with what it complained of."""
+        return self._run("manage.py", *arguments, **environment)
+
+    def _run(self, *arguments: str, **environment: str) -> str:
         done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
+            [sys.executable, *arguments],
             cwd=ROOT,
             env={**self.environment, **environment},
             capture_output=True,
