@@ -93,12 +93,13 @@ def _pass_with(held: lease.Held) -> PassReport | None:
 
 def _pass(held: lease.Held) -> PassReport:
     cluster = str(Cluster.this().uuid)
-    nodes = list(Node.objects.all())
-    observations = agents.observe(nodes, cluster=cluster)
+    asked = list(Node.objects.all())
+    observations = agents.observe(asked, cluster=cluster)
     with _writing(held):
         now = database_now()
-        standing = Standing(now, nodes, watching_since=_watch(held, now))
-        standing.observe({node.pk: each for node, each in zip(nodes, observations, strict=True)})
+        # Read again: an operator may have cordoned one while its agent was asked.
+        standing = Standing(now, list(Node.objects.all()), watching_since=_watch(held, now))
+        standing.observe({node.pk: each for node, each in zip(asked, observations, strict=True)})
         before = standing.snapshot()
         decision = plan(before)
         _act(decision, standing)

@@ -122,6 +122,23 @@ def test_a_second_pass_writes_nothing_and_tells_nobody_anything(agent_of: Callab
     assert set(tables) == {"nodes_lease", "nodes_node"}
 
 
+def test_a_node_that_is_cordoned_while_its_agent_is_asked_gets_nothing(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    agent = agent_of()
+    add_model()
+
+    def cordon_it() -> None:
+        cordon(Node.objects.get(), by="ann", why="new disks", door="admin")
+        connection.close()
+
+    agent.before_state = cordon_it
+    one_pass()
+
+    assert agent.commands() == []
+    assert Unplaced.objects.get().why == "0 of 1 node: 1 cordoned"
+
+
 def test_the_number_of_queries_does_not_depend_on_the_number_of_replicas(
     agent_of: Callable[..., FakeAgent],
 ) -> None:
