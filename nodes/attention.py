@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Q
 from django.db.models.functions import Now
 from django.urls import reverse
 from django.utils.html import format_html
@@ -65,8 +64,10 @@ def _silent_nodes() -> Iterator[Line]:
 
 
 def _failed() -> Iterator[Line]:
-    lately = Q(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
-    for replica in with_age(Replica.objects.filter(lately), "state_since").order_by("-state_since"):
+    """Lately, and nobody has dealt with it by stopping it."""
+    failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
+    untouched = failed.exclude(wanted=Replica.Wanted.STOP)
+    for replica in with_age(untouched, "state_since").order_by("-state_since"):
         age = span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
         why = f"{age} ago: {replica.reason}"
         yield badge("failed", "bad"), _link("nodes_replica_change", str(replica), replica.pk), said(why)

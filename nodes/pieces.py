@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from catalog.pieces import badge, table
@@ -33,7 +34,8 @@ def stale_badge(replica: Replica) -> SafeString | str:
     found = staleness_of(replica)
     if not found.word:
         return ""
-    return badge(found.word, "warn" if found.restart_needed else "")
+    look = "warn" if found.restart_needed else ""
+    return format_html_join(" ", "{}", ((badge(word, look),) for word in found.word.split(", ")))
 
 
 def freshness_badge(node: Node) -> SafeString:
