@@ -15,7 +15,7 @@ import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -274,14 +274,24 @@ _SQLITE_OPTIONS = {
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
 }
 
+# A server that vanished is noticed within seconds; TCP alone waits for a quarter of an hour, and the routing
+# table with it. What the URL says wins.
+_POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
 
-def _database() -> dict[str, object]:
+
+def _database() -> dict[str, Any]:
     url = _url("DATABASE_URL", "", "postgres", "postgresql", "sqlite")
-    database: dict[str, object] = dict(dj_database_url.parse(url or f"sqlite:///{_folder() / 'db.sqlite3'}"))
+    database: dict[str, Any] = dict(dj_database_url.parse(url or f"sqlite:///{_folder() / 'db.sqlite3'}"))
     if database["ENGINE"] == "django.db.backends.sqlite3":
         database["OPTIONS"] = _SQLITE_OPTIONS
     else:
-        database["CONN_HEALTH_CHECKS"] = True
+        database["OPTIONS"] = {**_POSTGRESQL_OPTIONS, **database.get("OPTIONS", {})}
     return database
 
 

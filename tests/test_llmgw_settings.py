@@ -127,10 +127,12 @@ def test_database_and_broker_are_chosen_by_their_urls(tmp_path: Path) -> None:
     answer = ask(
         tmp_path,
         *("DATABASES", "CELERY_BROKER_URL", "CELERY_BROKER_TRANSPORT_OPTIONS"),
-        DATABASE_URL="postgresql://llmgw:pw@db.example/llmgw",
+        DATABASE_URL="postgresql://llmgw:pw@db.example/llmgw?sslmode=require&connect_timeout=1",
         REDIS_URL="redis://cache.example:6379/1",
     )
     assert "django.db.backends.postgresql" in answer["DATABASES"]
+    for option in ("'sslmode': 'require'", "'connect_timeout': 1,", "'tcp_user_timeout': 10000"):
+        assert option in answer["DATABASES"]
     assert answer["CELERY_BROKER_URL"] == "'redis://cache.example:6379/1'"
     assert "'visibility_timeout': 5" in answer["CELERY_BROKER_TRANSPORT_OPTIONS"]
 
