@@ -38,7 +38,7 @@ from nodes.protocol import (
     to_json,
 )
 
-AT_ONCE = 64  # agents asked at the same time
+AT_ONCE = 256  # agents asked at the same time: a pass that waits for a thousand silent ones keeps its lease
 STATE_LIMIT_BYTES = 8 << 20
 ANSWER_LIMIT_BYTES = 1 << 20
 TEXT_LIMIT = 10_000  # characters of one text in an answer
@@ -266,7 +266,7 @@ async def _ask_path(node: Node, path: str) -> PathFacts:
         found = raw.get("paths") if isinstance(raw, Mapping) else None
         report = read(PathReport, found[0]) if isinstance(found, list) and found else None
         if report is None or report.path != path:
-            raise AgentProblem("its answer is about another path")
+            raise AgentProblem(f"The agent of {node.name} answers for another path.")
     except ProtocolError as fault:
         return PathFacts(node.name, None, reason=str(fault))
     except AgentProblem as problem:
