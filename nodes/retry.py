@@ -59,9 +59,7 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
                 why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
                 f"or once the failed replica {failure.replica[:8]} is stopped",
             )
-    slow = [
-        each for each in newest if each.kind in (CAPACITY, DISK) and _is_recent(each, SLOW_WINDOW, now)
-    ]
+    slow = [each for each in newest if each.kind in (CAPACITY, DISK) and _is_recent(each, SLOW_WINDOW, now)]
     brief = [
         each
         for each in newest
