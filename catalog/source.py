@@ -249,9 +249,7 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         sentence = f"{about} is not on {where}; copy the weights there, or correct the path"
         return Finding("refuse", "path_missing", sentence, known)
     if not have:
-        who = (
-            f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
-        )
+        who = f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
         return Finding(
             "warn", "path_unasked", f"{about} could not be checked: {who}; check again later", known
         )

@@ -65,8 +65,8 @@ def print_table(stdout: OutputWrapper, headings: Sequence[str], rows: Sequence[S
             padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
             stdout.write(GAP.join(padded).rstrip())
         if note != EMPTY:
-            below = {"initial_indent": INDENT, "subsequent_indent": INDENT}
-            stdout.write(textwrap.fill(note, shutil.get_terminal_size().columns, **below))
+            columns = shutil.get_terminal_size().columns
+            stdout.write(textwrap.fill(note, columns, initial_indent=INDENT, subsequent_indent=INDENT))
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
