@@ -19,23 +19,14 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from catalog import hub
+from catalog.differences import differences
 from catalog.hiding import hide_all
 from catalog.keys import ID_BYTES, SECRET_BYTES, KeyText
 from catalog.models import Event, Fallback, Key, Model, Name, Profile, Revision, Tombstone
-from catalog.reading import NAME_LIMIT, quote, shown, storable
+from catalog.names import Neighbours, faults_among, faults_of_removal
+from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, shown, storable
 from catalog.source import Finding, HubSource, PathFacts, judge, judge_text
-from catalog.spec import (
-    Catalog,
-    CatalogError,
-    Fault,
-    ModelSpec,
-    Neighbours,
-    ProfileSpec,
-    differences,
-    faults_among,
-    faults_of_removal,
-    warnings,
-)
+from catalog.spec import Catalog, ModelSpec, ProfileSpec, warnings
 
 AskPaths = Callable[[str, ModelSpec], Sequence[PathFacts]]
 AfterChange = Callable[[], object]

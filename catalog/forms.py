@@ -13,10 +13,11 @@ from django import forms
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
 
+from catalog.durations import format_duration
 from catalog.hiding import hide
 from catalog.models import Key, Model, Profile
 from catalog.reading import Fault
-from catalog.spec import ENGINES, ROUTING_PROFILES, format_duration
+from catalog.spec import ENGINES, ROUTING_PROFILES
 from catalog.typed import TypingError, read_list, read_pairs, typed_value, write_list, write_pairs
 
 

@@ -10,34 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from catalog.differences import MODEL_KEYS, PROFILE_KEYS, RESTART_FREE, Difference, differences
-from catalog.durations import MINUTE, format_duration, parse_duration
-from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal
-from catalog.owned import OWNED_ARGS, OWNED_ENV, owner_of
+from catalog.differences import MODEL_KEYS, PROFILE_KEYS
+from catalog.durations import MINUTE, format_duration
+from catalog.names import Neighbours, declared_twice, faults_among
+from catalog.owned import OWNED_ENV, owner_of
 from catalog.reading import CatalogError, Fault, Reader, quote
-
-__all__ = [
-    "ENGINES",
-    "OWNED_ARGS",
-    "RESTART_FREE",
-    "ROUTING_PROFILES",
-    "Capabilities",
-    "Catalog",
-    "CatalogError",
-    "Difference",
-    "Fault",
-    "ModelSpec",
-    "Neighbours",
-    "ProfileSpec",
-    "Scaling",
-    "Slo",
-    "differences",
-    "faults_among",
-    "faults_of_removal",
-    "format_duration",
-    "parse_duration",
-    "warnings",
-]
 
 T = TypeVar("T")
 

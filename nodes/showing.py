@@ -15,9 +15,11 @@ from django.db import models
 from django.db.models import DurationField, ExpressionWrapper, F, Prefetch, QuerySet
 from django.db.models.functions import Now
 
+from catalog.differences import Difference
+from catalog.durations import format_duration
 from catalog.hiding import hide_all, hide_model
 from catalog.models import Model
-from catalog.spec import Difference, ModelSpec, format_duration
+from catalog.spec import ModelSpec
 from catalog.typed import scaling_words
 from nodes.agents import last_report
 from nodes.models import Node, Replica

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from catalog.differences import RESTART_FREE, Difference, differences
 from catalog.reading import quote
-from catalog.spec import RESTART_FREE, Difference, ModelSpec, ProfileSpec, differences
+from catalog.spec import ModelSpec, ProfileSpec
 from nodes.protocol import Launch, read
 
 

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db.models import Prefetch, Q
 
 from catalog.models import Event, Model, Revision
-from catalog.spec import CatalogError
+from catalog.reading import CatalogError
 from nodes import placement, retry
 from nodes import snapshot as values
 from nodes.agents import Observation, last_report

@@ -25,8 +25,9 @@ from catalog.actions import (
 )
 from catalog.keys import KeyText
 from catalog.models import Event, Key, Model, Name, Profile, Revision, Tombstone
+from catalog.reading import CatalogError
 from catalog.source import PathFacts
-from catalog.spec import CatalogError, ModelSpec
+from catalog.spec import ModelSpec
 from tests.hub_server import COMMIT, Hub, running_hub
 
 pytestmark = pytest.mark.django_db

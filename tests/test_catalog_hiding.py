@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from catalog.hiding import HIDDEN, hide_all, hide_model, looks_secret, unhide_model
-from catalog.spec import CatalogError, ModelSpec
+from catalog.reading import CatalogError
+from catalog.spec import ModelSpec
 
 MODEL: dict[str, Any] = {
     "name": "m",

@@ -13,8 +13,9 @@ from django.test import Client
 
 from catalog.actions import add_model, edit_model, remove_model
 from catalog.models import Event, Model, Name
+from catalog.reading import CatalogError
 from catalog.source import PathFacts
-from catalog.spec import CatalogError, ModelSpec
+from catalog.spec import ModelSpec
 from tests.cast import alice
 from tests.hub_server import Reply, running_hub
 from tests.test_door_same_sentence import DOORS, form

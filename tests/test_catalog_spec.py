@@ -9,21 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.differences import Difference, differences
 from catalog.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration
+from catalog.names import Neighbours, faults_among, faults_of_removal
 from catalog.owned import owner_of
-from catalog.spec import (
-    ENGINES,
-    Catalog,
-    CatalogError,
-    Difference,
-    ModelSpec,
-    Neighbours,
-    ProfileSpec,
-    differences,
-    faults_among,
-    faults_of_removal,
-    warnings,
-)
+from catalog.reading import CatalogError
+from catalog.spec import ENGINES, Catalog, ModelSpec, ProfileSpec, warnings
 
 VECTORS = [
     json.loads(line)
