@@ -128,6 +128,22 @@ def test_a_reason_that_is_no_text_is_kept_visibly() -> None:
     assert Node.objects.get().cordoned_why == Event.objects.get().why == "new \\udcff fans"
 
 
+@pytest.mark.parametrize(
+    ("fields", "host"),
+    [
+        pytest.param({"why": "x" * 3_000_000}, "localhost", id="a form of three megabytes"),
+        pytest.param({f"field-{number}": "" for number in range(1_100)}, "localhost", id="too many fields"),
+        pytest.param({}, "elsewhere.example.org", id="a host of another name"),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_told_what_to_do(
+    admin: Client, fields: dict[str, str], host: str
+) -> None:
+    answer = admin.post("/admin/catalog/model/add/", fields, headers={"Host": host})
+    assert answer.status_code == 400
+    assert "Send less; or let whoever runs llmgw add the host" in answer.content.decode()
+
+
 def test_a_search_finds_what_looks_like_markup(admin: Client) -> None:
     a_model("<b>bold</b>")
     html: Any = admin.get("/admin/catalog/model/", {"q": "<b>"}).content.decode()
