@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path
 from django.views.decorators.http import require_safe
 from django.views.generic import RedirectView
@@ -17,6 +20,23 @@ from nodes.api import router as nodes_router
 def healthz(request: HttpRequest) -> HttpResponse:
     """This process answers. Open to all, and says nothing else."""
     return HttpResponse("ok\n", content_type="text/plain")
+
+
+def handler500(request: HttpRequest) -> HttpResponse:
+    """For an exception that no door expected. A database that is away is told from a fault of our own; what
+    either says of itself stays in the log."""
+    status, code, sentence = 500, "own_fault", "llmgw itself failed here; its log tells more."
+    if isinstance(sys.exc_info()[1], (OperationalError, InterfaceError)):
+        status, code = 503, "database_away"
+        sentence = "The database cannot be used at this moment; try again soon. The log tells more."
+    answer: HttpResponse
+    if request.path.startswith("/api/"):
+        answer = JsonResponse({"errors": [{"field": "", "code": code, "sentence": sentence}]}, status=status)
+    else:
+        answer = HttpResponse(f"{sentence}\n", status=status, content_type="text/plain")
+    if status == 503:
+        answer["Retry-After"] = "5"
+    return answer
 
 
 urlpatterns = [
