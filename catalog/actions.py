@@ -48,6 +48,10 @@ class SourceRefused(ValueError):
         self.finding = finding
         super().__init__(finding)
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault("", "", "source", self.finding.code, self.finding.sentence),)
+
     def __str__(self) -> str:
         return self.finding.sentence
 

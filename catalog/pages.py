@@ -21,6 +21,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.http import urlencode
 
+from catalog.actions import SourceRefused
 from catalog.pieces import SENTENCE_LIMIT, sentence
 from catalog.reading import CatalogError, shown
 
@@ -62,6 +63,28 @@ class VerbAdmin(ModelAdmin):
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> None:
         """The verb has written the event."""
+
+    # --- saving
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: Any = None,
+    ) -> HttpResponse:
+        """Without the stock transaction: a verb opens its own, and may ask a hub before. A page that was
+        refused is shown again with what was typed, and the sentences at their fields."""
+        try:
+            return self._changeform_view(request, object_id, form_url, extra_context)
+        except (CatalogError, SourceRefused) as no:
+            request.faults = no.faults  # type: ignore[attr-defined]
+            return self._changeform_view(request, object_id, form_url, extra_context)
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        form.faults = getattr(request, "faults", ())
+        return form
 
     # --- acting
 

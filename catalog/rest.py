@@ -138,10 +138,7 @@ _ANONYMOUS = "This address needs a credential: send Authorization: Bearer llmgw_
 
 def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | None:
     """Every refusal as `errors`. What is none is a fault of ours, and stays an exception."""
-    if isinstance(problem, SourceRefused):
-        finding = problem.finding
-        return _errors(400, {"field": "source", "code": finding.code, "sentence": finding.sentence})
-    if isinstance(problem, CatalogError):
+    if isinstance(problem, (CatalogError, SourceRefused)):
         is_conflict = problem.faults[0].code in _CONFLICTS
         return _errors(409 if is_conflict else 400, *(_fault(fault) for fault in problem.faults))
     if isinstance(problem, Http404):

@@ -15,7 +15,6 @@ from catalog.forms import KeyForm
 from catalog.models import Key
 from catalog.pages import VerbAdmin
 from catalog.pieces import badge
-from catalog.reading import CatalogError
 
 
 @admin.register(Key)
@@ -54,21 +53,7 @@ class KeyAdmin(VerbAdmin):
         if obj is None and not request.user.is_superuser:
             users = form.base_fields["user"]
             users.queryset = users.queryset.filter(pk=request.user.pk)
-        form.faults = getattr(request, "faults", ())
         return form
-
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: Any = None,
-    ) -> HttpResponse:
-        try:
-            return super().changeform_view(request, object_id, form_url, extra_context)
-        except CatalogError as no:
-            request.faults = no.faults
-            return super().changeform_view(request, object_id, form_url, extra_context)
 
     def save_model(self, request: HttpRequest, obj: Key, form: Any, change: bool) -> None:
         asked = form.cleaned_data

@@ -24,7 +24,6 @@ from catalog.hiding import hide_model, unhide_model
 from catalog.models import Model, Profile
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
-from catalog.reading import CatalogError, Fault
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Replica
@@ -183,28 +182,6 @@ class ModelAdmin(VerbAdmin):
 
     # --- saving: through the verb, which refuses or does all of it
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: Any = None,
-    ) -> HttpResponse:
-        """Without the stock transaction: the verb asks the hub before it opens its own. A page that was
-        refused is shown again with what was typed, and the sentences at their fields."""
-        try:
-            return self._changeform_view(request, object_id, form_url, extra_context)
-        except (CatalogError, actions.SourceRefused) as no:
-            request.faults = _faults_of(no)  # type: ignore[attr-defined]
-            return self._changeform_view(request, object_id, form_url, extra_context)
-
-    def get_form(
-        self, request: HttpRequest, obj: Model | None = None, change: bool = False, **kwargs: Any
-    ) -> Any:
-        form = super().get_form(request, obj, change, **kwargs)
-        form.faults = getattr(request, "faults", ())
-        return form
-
     def get_formset_kwargs(
         self, request: HttpRequest, obj: Model, inline: Any, prefix: str
     ) -> dict[str, Any]:
@@ -272,9 +249,3 @@ class ModelAdmin(VerbAdmin):
 def _with_replicas(model: Model) -> str:
     alive = len(model.alive)  # type: ignore[attr-defined]  # prefetched
     return f"{model.name}: {alive} {'replica' if alive == 1 else 'replicas'} will stop"
-
-
-def _faults_of(no: CatalogError | actions.SourceRefused) -> tuple[Fault, ...]:
-    if isinstance(no, CatalogError):
-        return no.faults
-    return (Fault("", "", "source", no.finding.code, no.finding.sentence),)
