@@ -22,11 +22,12 @@ from catalog import hub
 from catalog.differences import differences
 from catalog.hiding import hide_all
 from catalog.keys import ID_BYTES, SECRET_BYTES, KeyText
-from catalog.models import Event, Fallback, Key, Model, Name, Profile, Revision, Tombstone
+from catalog.models import Event, Fallback, Key, Model, Name, Revision, Tombstone
 from catalog.names import Neighbours, faults_among, faults_of_removal
 from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, shown, storable
+from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
 from catalog.source import Finding, HubSource, PathFacts, judge, judge_text
-from catalog.spec import Catalog, ModelSpec, ProfileSpec, warnings
+from catalog.spec import Catalog, ModelSpec, warnings
 
 AskPaths = Callable[[str, ModelSpec], Sequence[PathFacts]]
 AfterChange = Callable[[], object]
@@ -92,15 +93,15 @@ def add_model(
     with _change(wanted, after_change) as revision:
         _refuse(_faults_beside_others(wanted))
         row = Model.objects.create(
-            **_columns(wanted), **_source_columns(finding, by, skip_source_check), revision=revision
+            **columns(wanted), **_source_columns(finding, by, skip_source_check), revision=revision
         )
         Tombstone.objects.filter(name=wanted.name).delete()  # the name is back: nobody need forget it
-        _write_names(row, wanted)
-        _write_fallbacks(row, wanted)
-        _write_profiles(row, wanted)
+        write_names(row, wanted)
+        write_fallbacks(row, wanted)
+        write_profiles(row, wanted)
         detail = _detail(finding, skip_source_check, model=wanted.as_text_dict())
         record("add", "model", wanted.name, by=by, door=door, why=why, detail=detail)
-    return Outcome(_reread(row.pk), finding, warnings(wanted))
+    return Outcome(whole_models().get(pk=row.pk), finding, warnings(wanted))
 
 
 def edit_model(
@@ -135,7 +136,7 @@ def edit_model(
     with _change(wanted, after_change, seen) as revision:
         _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
         changed = Model.objects.filter(pk=seen.pk, revision=seen.revision).update(
-            **_columns(wanted), **source_columns, revision=revision, changed_at=Now()
+            **columns(wanted), **source_columns, revision=revision, changed_at=Now()
         )
         if not changed:
             raise CatalogError([_changed_meanwhile(seen.name)])
@@ -144,13 +145,13 @@ def edit_model(
             Tombstone.objects.filter(name=wanted.name).delete()
         if wanted.fallbacks != was.fallbacks:
             seen.fallbacks.all().delete()
-        _write_names(seen, wanted)
+        write_names(seen, wanted)
         if wanted.fallbacks != was.fallbacks:
-            _write_fallbacks(seen, wanted)
-        _write_profiles(seen, wanted)
+            write_fallbacks(seen, wanted)
+        write_profiles(seen, wanted)
         detail = _detail(finding, skip_source_check, **_changes(was, wanted))
         record("edit", "model", wanted.name, by=by, door=door, why=why, detail=detail)
-    return Outcome(_reread(seen.pk), finding, warnings(wanted))
+    return Outcome(whole_models().get(pk=seen.pk), finding, warnings(wanted))
 
 
 def remove_model(name: str, *, by: str, why: str = "", door: str, after_change: AfterChange) -> None:
@@ -166,7 +167,7 @@ def remove_model(name: str, *, by: str, why: str = "", door: str, after_change: 
 
 def read_catalog() -> Catalog:
     """Every model, in the order in which they were added. Four queries."""
-    return Catalog([row.spec for row in _rows()])
+    return Catalog([row.spec for row in whole_models()])
 
 
 def model_as_dict(row: Model) -> dict[str, Any]:
@@ -174,19 +175,10 @@ def model_as_dict(row: Model) -> dict[str, Any]:
     return row.spec.as_text_dict()
 
 
-def _rows() -> Any:
-    return Model.objects.prefetch_related("names", "profiles", "fallbacks")
-
-
-def _reread(pk: int) -> Model:
-    row: Model = _rows().get(pk=pk)
-    return row
-
-
 def _find(name: str) -> Model:
     says = "is not in the catalog; check the spelling"
     if name.isprintable():  # what is not could be nobody's name, and no database takes all of it
-        row: Model | None = _rows().filter(name=name).first()
+        row: Model | None = whole_models().filter(name=name).first()
         if row is not None:
             return row
         other = Name.objects.filter(name=name).values_list("model__name", flat=True).first()
@@ -272,81 +264,6 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
 def _changed_meanwhile(name: str) -> Fault:
     sentence = f"model {quote(name)} was changed by somebody else just now; look again, and repeat the edit"
     return Fault(name, "", "", "conflict", sentence)
-
-
-# --- rows -------------------------------------------------------------------------------------------
-
-
-def _columns(wanted: ModelSpec) -> dict[str, Any]:
-    return {
-        "name": wanted.name,
-        "description": wanted.description,
-        "source": wanted.source,
-        "routing_profile": wanted.routing_profile,
-        "scaling_min": wanted.scaling.min,
-        "scaling_max": wanted.scaling.max,
-        "idle_timeout_ns": wanted.scaling.idle_timeout,
-        "ttft_p99_ns": wanted.slo.ttft_p99,
-        "tpot_p99_ns": wanted.slo.tpot_p99,
-        "context_length": wanted.context_length,
-        "max_output": wanted.max_output,
-        "can_tools": wanted.capabilities.tools,
-        "can_vision": wanted.capabilities.vision,
-        "can_embeddings": wanted.capabilities.embeddings,
-    }
-
-
-def _write_names(row: Model, wanted: ModelSpec) -> None:
-    names = [wanted.name, *wanted.aliases]
-    held = {each.name: each for each in row.names.all()}
-    row.names.exclude(name__in=names).delete()
-    row.names.exclude(name=wanted.name).update(is_canonical=False)  # before another becomes canonical
-    for position, name in enumerate(names):
-        is_canonical = name == wanted.name
-        if name not in held:
-            Name.objects.create(name=name, model=row, is_canonical=is_canonical, position=position)
-        elif (held[name].position, held[name].is_canonical) != (position, is_canonical):
-            row.names.filter(name=name).update(position=position, is_canonical=is_canonical)
-
-
-def _write_fallbacks(row: Model, wanted: ModelSpec) -> None:
-    Fallback.objects.bulk_create(
-        Fallback(model=row, position=position, name_id=name) for position, name in enumerate(wanted.fallbacks)
-    )
-
-
-def _write_profiles(row: Model, wanted: ModelSpec) -> None:
-    held = {each.name: each for each in row.profiles.all()}
-    row.profiles.exclude(name__in=[profile.name for profile in wanted.profiles]).delete()
-    for position, profile in enumerate(wanted.profiles):
-        kept = held.get(profile.name)
-        if kept is None:
-            Profile.objects.create(model=row, position=position, **_profile_columns(profile))
-        elif ProfileSpec.load(kept.as_dict(), model=row.name) != profile:
-            row.profiles.filter(pk=kept.pk).update(position=position, **_profile_columns(profile))
-        elif kept.position != position:
-            row.profiles.filter(pk=kept.pk).update(position=position)
-
-
-def _profile_columns(profile: ProfileSpec) -> dict[str, Any]:
-    return {
-        "name": profile.name,
-        "engine": profile.engine,
-        "gpu_class": profile.gpu_class,
-        "tp": profile.tp,
-        "pp": profile.pp,
-        "gpus_per_node": profile.gpus_per_node,
-        "nodes": profile.nodes,
-        "args": list(profile.args),
-        "env": dict(profile.env),
-        "min_memory_gb": profile.min_memory_gb,
-        "min_disk_gb": profile.min_disk_gb,
-        "node_selector": dict(profile.node_selector),
-        "weight": profile.weight,
-        "priority": profile.priority,
-        "startup_timeout_ns": profile.startup_timeout,
-        "fingerprint": profile.fingerprint(),
-    }
 
 
 # --- source check -----------------------------------------------------------------------------------
