@@ -134,6 +134,8 @@ def _refuse_constant(constant: str) -> Any:
 
 _CONFLICTS = frozenset({"in_use", "conflict"})
 _ANONYMOUS = "This address needs a credential: send Authorization: Bearer llmgw_..., or log in."
+_NOT_PERMITTED = "Your user may not do this: whoever manages users can give it the permission."
+_NOT_JSON = "This address answers in JSON alone: accept application/json."
 
 
 def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | None:
@@ -149,13 +151,27 @@ def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | N
         return None
     is_code_told = isinstance(problem.detail, exceptions.ErrorDetail)
     code = str(problem.get_codes()) if is_code_told else problem.default_code
-    says = _ANONYMOUS if isinstance(problem, exceptions.NotAuthenticated) else str(problem.detail)
+    says = _words(problem, context)
     answer = _errors(problem.status_code, {"field": "", "code": code, "sentence": says})
     if header := getattr(problem, "auth_header", None):
         answer["WWW-Authenticate"] = header
     if isinstance(problem, exceptions.UnsupportedMediaType):
         answer["Accept"] = "application/json"
     return answer
+
+
+def _words(problem: exceptions.APIException, context: Mapping[str, Any]) -> str:
+    """The framework's own sentences say what is wrong; ours say what to do as well."""
+    if isinstance(problem, exceptions.NotAuthenticated):
+        return _ANONYMOUS
+    if isinstance(problem, exceptions.NotAcceptable):
+        return _NOT_JSON
+    if isinstance(problem, exceptions.MethodNotAllowed):
+        possible = ", ".join(context["view"].allowed_methods)
+        return f"{context['request'].method} is not possible here; these are: {possible}."
+    if problem.detail == exceptions.PermissionDenied.default_detail:
+        return _NOT_PERMITTED
+    return str(problem.detail)
 
 
 def _fault(fault: Fault) -> dict[str, str]:

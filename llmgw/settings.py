@@ -365,6 +365,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["catalog.rest.BoundedJSONParser"],
+    "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "catalog.rest.answer_error",
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "rest_framework.negotiation.DefaultContentNegotiation",
 }

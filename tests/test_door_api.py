@@ -136,7 +136,8 @@ def test_a_key_may_do_no_more_than_its_owner() -> None:
     looker = viola()
     api = Api(looker)
     assert api("GET", "models")[0] == 200
-    assert api("POST", "models", model_form("other"))[0] == 403
+    says = "Your user may not do this: whoever manages users can give it the permission."
+    assert sentence(api("POST", "models", model_form("other"))) == (403, says)
     assert api("PUT", "models/tiny", model_form())[0] == 403
     assert api("DELETE", "models/tiny")[0] == 403
     looker.user_permissions.set(Permission.objects.filter(codename="view_node"))
@@ -289,8 +290,15 @@ def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
     assert sentence(api("GET", "replicas?model=a%00b"))[0] == 400
     assert sentence(api("GET", "replicas/12345678-0000-0000-0000-000000000000"))[0] == 404
     assert sentence(api("GET", "replicas/------------------------------------"))[0] == 404
-    assert sentence(api("PATCH", "models/nobody", {}))[0] == 405
+    possible = "PATCH is not possible here; these are: GET, PUT, DELETE, HEAD, OPTIONS."
+    assert sentence(api("PATCH", "models/nobody", {})) == (405, possible)
     assert sentence(api("POST", "replicas", {}))[0] == 405
+
+
+def test_what_is_asked_for_in_another_form_is_told_that_there_is_one(api: Api) -> None:
+    says = "This address answers in JSON alone: accept application/json."
+    assert sentence(api("GET", "models", Accept="text/html")) == (406, says)
+    assert api("GET", "models?format=html")[0] == 200
 
 
 # --- what runs ------------------------------------------------------------------------------------
