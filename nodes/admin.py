@@ -286,7 +286,7 @@ class NodeAdmin(ReadOnlyAdmin):
             )
             for each in gpus_of(node)
         ]
-        return table(("", "class", "device", "memory", "id", "taken by"), rows) if rows else "none"
+        return table(("no.", "class", "device", "memory", "id", "taken by"), rows) if rows else "none"
 
     @admin.display(description="labels")
     def labels(self, node: Node) -> str:

@@ -24,7 +24,7 @@ from nodes.showing import freshness_of, models_with_replicas, tally, with_age
 
 Line = tuple[SafeString, SafeString, SafeString]  # a badge, a link, and why
 
-HEADINGS = ("", "what", "why")
+HEADINGS = ("state", "what", "why")
 LINES_LIMIT = 5  # of each kind
 FAILED_WITHIN = timedelta(hours=1)
 
