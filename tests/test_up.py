@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,11 +73,11 @@ class Up:
         return status
 
     def left(self) -> list[str]:
-        return [
-            " ".join(process.cmdline())
-            for process in self.everything
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        commands = []
+        for process in filter(psutil.Process.is_running, self.everything):
+            with contextlib.suppress(psutil.NoSuchProcess):  # raised as well for one that nobody has reaped
+                commands.append(" ".join(process.cmdline()))
+        return commands
 
 
 @pytest.fixture
