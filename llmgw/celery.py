@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -16,14 +15,13 @@ from queue import Empty
 from time import monotonic
 from typing import Any
 
-from celery import Celery, beat
+from celery import Celery, bootsteps
+from celery.beat import EmbeddedService, ScheduleEntry, Scheduler
 from celery.schedules import schedstate
-from celery.signals import beat_embedded_init
+from celery.worker import WorkController, components
 from kombu.transport import filesystem, virtual
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 from kombu.utils.json import dumps, loads
-
-from llmgw.supervisor import signal_me_when_my_parent_dies
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
 
@@ -97,7 +95,7 @@ class FileTransport(filesystem.Transport):
     Channel = FileChannel
 
 
-class SteadyEntry(beat.ScheduleEntry):
+class SteadyEntry(ScheduleEntry):
     """One that is due by the monotonic clock. Celery's own goes by the wall clock, and when that is set back
     it waits until the clock has caught up."""
 
@@ -115,7 +113,7 @@ class SteadyEntry(beat.ScheduleEntry):
         return schedstate(True, every_s) if left_s <= 0 else schedstate(False, left_s)
 
 
-class SteadyScheduler(beat.Scheduler):
+class SteadyScheduler(Scheduler):
     """Knows intervals alone, and forgets them all when it ends."""
 
     Entry = SteadyEntry
@@ -129,7 +127,19 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["nodes"])
 
 
-@beat_embedded_init.connect(weak=False)
-def _end_with_the_worker(**_: object) -> None:
-    """A worker that is killed would leave the beat it started ticking for ever."""
-    signal_me_when_my_parent_dies(signal.SIGTERM)
+class BeatInside(bootsteps.StartStopStep):
+    """`--beat` as a thread of the worker. Celery's own is a process beside it: killed alone it is not missed,
+    and nothing ticks any more; left alone it ticks for nobody."""
+
+    requires = (components.Beat,)
+
+    def __init__(self, worker: WorkController, beat: bool = False, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.enabled = beat
+        worker.blueprint.steps[components.Beat.name].enabled = False
+
+    def create(self, worker: WorkController) -> Any:
+        return EmbeddedService(worker.app, thread=True, scheduler_cls=worker.scheduler)
+
+
+app.steps["worker"].add(BeatInside)
