@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -45,6 +46,27 @@ def test_a_killed_agent_is_replaced_in_the_midst_of_a_stream(agent: AgentProcess
     wait_until(lambda: agent.rank(rank["replica"]).get("running") == 1, "the running request to be counted")
     assert stream.finish(), stream.error
     assert len(stream.lines) == 150 + 3
+
+
+def test_a_full_disk_does_not_keep_an_agent_from_taking_up_its_engines(agent: AgentProcess) -> None:
+    """Its record is larger than any file may become, which leaves its log room."""
+    rank = agent.run(env={"FILLER": "x" * 60_000})
+    dead = agent.run(env={"FILLER": "x" * 60_000}, gpus=["sim-1"])
+    agent.kill()
+    os.kill(dead["pid"], signal.SIGKILL)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        agent.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    adopted = agent.rank(rank["replica"])
+    assert (adopted["state"], adopted["pid"]) == ("ready", rank["pid"])
+    assert agent.rank(dead["replica"])["state"] == "failed"
+    assert "is not saved yet" in agent.story()
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, limits)
+    agent.restart()
+    assert [agent.rank(each["replica"])["state"] for each in (rank, dead)] == ["ready", "failed"]
 
 
 def test_an_agent_that_is_stopped_leaves_its_engines_running(agent: AgentProcess) -> None:

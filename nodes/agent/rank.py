@@ -172,6 +172,15 @@ class Rank:
         if self._process is not None:
             self._process.close()
 
+    def save(self) -> None:
+        """What has happened is not undone by a full disk: it is written as soon as there is room."""
+        try:
+            self.host.state.save(self.record)
+            self._is_saved = True
+        except OSError as error:
+            self._is_saved = False
+            log.error("The record of replica %s is not saved yet: %s", self.record.id, error)
+
     # --- the life
 
     def _run(self, life: Coroutine[Any, Any, None]) -> None:
@@ -286,7 +295,7 @@ class Rank:
             if silent >= UNHEALTHY_POLLS:
                 self._note = f"its process runs, but did not answer the last {silent} health checks"
             if not self._is_saved:
-                self._save()
+                self.save()
             await asyncio.to_thread(bound_log, self.log_path)
             await self._while_it_runs(asyncio.sleep(LIVENESS_POLL_S))
 
@@ -391,7 +400,7 @@ class Rank:
 
     def _set(self, **changes: Any) -> None:
         self._change(**changes)
-        self._save()
+        self.save()
 
     def _change(self, **changes: Any) -> None:
         """A note ends with the state it was about."""
@@ -403,12 +412,3 @@ class Rank:
             told = f"{before}, then {changes['state']}" + (f": {reason}" if reason else "")
             log.info("replica %s: %s", self.record.id, told)
         self.record = replace(self.record, **changes)
-
-    def _save(self) -> None:
-        """What has happened is not undone by a full disk: it is written as soon as there is room."""
-        try:
-            self.host.state.save(self.record)
-            self._is_saved = True
-        except OSError as error:
-            self._is_saved = False
-            log.error("The record of replica %s is not saved yet: %s", self.record.id, error)

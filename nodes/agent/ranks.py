@@ -161,7 +161,7 @@ class Ranks:
         elif record.state == READY or (record.state == STARTING and record.pid is not None):
             record = self._died_unseen(record, is_this_boot)
         rank = self._ranks[record.id] = Rank(self.host, record, process)
-        self.host.state.save(record)
+        rank.save()
         if record.state == DRAINING:
             rank.leave(was_ready=is_engine)
         elif process is not None and not is_engine:

@@ -187,7 +187,7 @@ class StateFolder:
             renewed = {
                 each: Tombstone(stone.generation, self._boot, now_s()) for each, stone in stones.items()
             }
-            self._keep(replace(self.ledger, tombstones=renewed))
+            self.ledger = replace(self.ledger, tombstones=renewed)  # whatever is kept next keeps them, too
 
     def _keep(self, ledger: Ledger) -> None:
         self._write(self.path / "agent.json", ledger)
