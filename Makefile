@@ -30,7 +30,7 @@ lint: .venv/ready-for-tests
 	$(CLEAN) $(BIN)/python -W error manage.py makemigrations --check --dry-run
 
 # The stamps say what was installed, so that the second start is instant and a changed list is noticed.
-.venv/ready: requirements.txt nodes/agent/requirements.txt constraints.txt
+.venv/ready: requirements.txt nodes/agent/requirements.txt .constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		"llmgw needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try PYTHON=python3.11 make $(MAKECMDGOALS)" \
 		% sys.version_info[:2])'
