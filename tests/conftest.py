@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from django.conf import settings
 from django.db import connection
+
+from tests.fake_agent import FakeAgent, joining
 
 
 def pytest_configure() -> None:
@@ -25,3 +29,9 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
 def django_db_setup(django_db_setup: None) -> None:
     wanted = os.environ.get("LLMGW_TEST_DATABASE", "sqlite")
     assert connection.vendor == wanted, f"the tests run on {connection.vendor}, and {wanted} was asked for"
+
+
+@pytest.fixture
+def agent_of() -> Iterator[Callable[..., FakeAgent]]:
+    with ExitStack() as stack:
+        yield joining(stack)

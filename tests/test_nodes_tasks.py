@@ -15,7 +15,7 @@ from nodes.models import Replica
 from nodes.protocol import READY
 from nodes.tasks import PASSES_A_TICK, tick
 from tests.fake_agent import joining
-from tests.test_reconcile import add_model
+from tests.passes import add_model
 
 ROOT = Path(__file__).parent.parent
 
