@@ -37,6 +37,7 @@ class Supervisor(manager.Manager):
 
     def __init__(self, *, stop_s: int, on_started: Callable[[], None]) -> None:
         super().__init__(_Printer())
+        manager.KILL_WAIT = stop_s  # honcho's own patience, counted from the first program that stops
         self._process_ctor = functools.partial(_Keeper, stop_s)
         self._stop_s = stop_s
         self._on_started = on_started

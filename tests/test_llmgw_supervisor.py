@@ -17,12 +17,15 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parent.parent
 
 # Writes its process id when it is ready to be stopped. A polite program ends on SIGTERM, a stubborn one does
-# not, and a brief one ends by itself once there is a polite one beside it.
+# not, a slow one takes longer than honcho would wait, and a brief one ends by itself once there is a polite
+# one beside it.
 PROGRAM = """
 import pathlib, signal, sys, time
 kind, path = sys.argv[1:]
 if kind == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if kind == "slow":
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(6), pathlib.Path(path).unlink(), sys.exit()))
 part = pathlib.Path(path + ".part")
 part.write_text(str(__import__("os").getpid()))
 part.rename(path)
@@ -34,8 +37,8 @@ while kind != "brief" or not pathlib.Path(path).with_name("polite").exists():
 SUPERVISE = """
 import os, sys
 from llmgw.supervisor import Supervisor
-program, folder, *kinds = sys.argv[1:]
-supervisor = Supervisor(stop_s=1, on_started=lambda: print("started", flush=True))
+program, folder, stop_s, *kinds = sys.argv[1:]
+supervisor = Supervisor(stop_s=int(stop_s), on_started=lambda: print("started", flush=True))
 for kind in kinds:
     command = [sys.executable, "-c", program, kind, f"{folder}/{kind}"]
     supervisor.add(kind, command, env=os.environ, cwd=folder)
@@ -45,9 +48,9 @@ print("asked" if supervisor.was_asked_to_stop else "not asked", flush=True)
 
 
 class Supervised:
-    def __init__(self, folder: Path, *kinds: str) -> None:
+    def __init__(self, folder: Path, *kinds: str, stop_s: int = 1) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISE, PROGRAM, str(folder), *kinds],
+            [sys.executable, "-c", SUPERVISE, PROGRAM, str(folder), str(stop_s), *kinds],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -88,6 +91,14 @@ def test_a_signal_stops_even_the_stubborn(supervised: Supervised, number: signal
     supervised.process.send_signal(number)
     assert supervised.last_line() == "asked"
     assert not supervised.is_anything_left()
+
+
+def test_what_takes_its_time_has_all_of_it(tmp_path: Path) -> None:
+    one = Supervised(tmp_path, "polite", "slow", stop_s=30)
+    one.wait_until_all_run()
+    one.process.send_signal(signal.SIGTERM)
+    assert one.last_line() == "asked"
+    assert not (tmp_path / "slow").exists(), "it was killed before it had ended"
 
 
 def test_a_ctrl_c_reaches_the_whole_terminal_and_is_answered_once(supervised: Supervised) -> None:
