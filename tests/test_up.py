@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -34,10 +35,11 @@ class Up:
     """One `manage.py up`, and every process that came of it."""
 
     def __init__(self, var: Path, port: int) -> None:
+        self.environment = {"PATH": os.environ["PATH"], "HOME": str(var), "LLMGW_VAR": str(var)}
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "up", "--port", str(port)],
             cwd=ROOT,
-            env={"PATH": os.environ["PATH"], "HOME": str(var), "LLMGW_VAR": str(var)},
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,6 +66,9 @@ class Up:
             psutil.Process(self.process.pid),
             *psutil.Process(self.process.pid).children(recursive=True),
         ]
+
+    def manage(self, *words: str) -> None:
+        subprocess.run([sys.executable, "manage.py", *words], cwd=ROOT, env=self.environment, check=True)
 
     def stop(self, number: signal.Signals) -> int:
         """As a terminal does it: the whole foreground group is told."""
@@ -136,9 +141,19 @@ def test_from_nothing_to_a_chat_and_back_to_nothing(start: Callable[[int], Up], 
     assert not any(access[secret] in again.output for secret in ("password", "api_key"))
     assert json.loads(kept.read_text()) == access
     assert chat(access)["choices"]
+    (key,) = re.findall(r'Bearer (.*)"', again.output)
+    assert subprocess.check_output(["sh", "-c", f'printf %s "{key}"'], text=True) == access["api_key"]
 
+    again.manage("model_remove", "demo")
     again.process.kill()
     wait_until(lambda: not again.left(), "everything to be gone", timeout_s=STOP_S)
+
+    bare = start(port)
+    bare.wait_until_it_says("Ctrl-C stops it all.")
+    assert 'llmgw runs. There is no model "demo".' in bare.output
+    assert "/v1/models" in bare.output
+    assert "/v1/chat" not in bare.output
+    assert bare.stop(signal.SIGTERM) == 0, bare.output
 
     kept.write_text("half of {")
     third = start(port)

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import socket
 import sys
 import tempfile
@@ -46,6 +47,7 @@ DEMO = {
 
 STOP_S = 10  # the agent stops its engines within this; what is still there afterwards is killed
 ANSWER_S = 60
+TAKEN_AWAY = ("model_not_found", "off")  # an operator has removed the demo model, or switched it off
 
 
 class Command(BaseCommand):
@@ -90,15 +92,17 @@ class Command(BaseCommand):
     def _greet(self, access: dict[str, str], is_new: bool) -> None:
         """Waits for the first chat to be answered, and tells how to get in."""
         began = time.monotonic()
-        trouble = _ask(access)
-        while trouble and time.monotonic() - began < ANSWER_S:
+        trouble, is_settled = _ask(access)
+        while not is_settled and time.monotonic() - began < ANSWER_S:
             time.sleep(1)
-            trouble = _ask(access)
+            trouble, is_settled = _ask(access)
         seconds = f"{time.monotonic() - began:.1f} s"
         news = f"The model {access['model']} answered its first chat after {seconds}."
-        if trouble:
+        if trouble and is_settled:
+            news = f"llmgw runs. {trouble}"
+        elif trouble:
             news = f"No chat within {seconds}. The last try: {trouble} The admin's replicas say more."
-        self.stdout.write(_box(news, access, is_new))
+        self.stdout.write(_box(news, access, is_new, can_chat=not (trouble and is_settled)))
         self.stdout.flush()
 
 
@@ -229,8 +233,8 @@ def _write_private(path: Path, content: dict[str, Any]) -> None:
 # --- the greeting ---------------------------------------------------------------
 
 
-def _ask(access: dict[str, str]) -> str:
-    """Chats once, through the gateway. What went wrong, or nothing."""
+def _ask(access: dict[str, str]) -> tuple[str, bool]:
+    """Chats once, through the gateway. What went wrong, or nothing; and whether another try is in vain."""
     host, _, port = access["url"].removeprefix("http://").rpartition(":")
     connection = HTTPConnection(host, int(port), timeout=ANSWER_S)
     chat = {"model": access["model"], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -240,15 +244,19 @@ def _ask(access: dict[str, str]) -> str:
         answer = connection.getresponse()
         body = json.load(answer)
     except (OSError, HTTPException, ValueError) as error:
-        return f"{type(error).__name__}: {error}."
+        return f"{type(error).__name__}: {error}.", False
     finally:
         connection.close()
-    return "" if answer.status == 200 else str(body["error"]["message"])
+    if answer.status == 200:
+        return "", True
+    return str(body["error"]["message"]), body["error"]["code"] in TAKEN_AWAY
 
 
-def _box(news: str, access: dict[str, str], is_new: bool) -> str:
-    url, key = access["url"], access["api_key"] if is_new else "$LLMGW_KEY"
+def _box(news: str, access: dict[str, str], is_new: bool, *, can_chat: bool) -> str:
+    url, key = access["url"], access["api_key"]
     kept = settings.LLMGW_VAR / "up.json"
+    if not is_new:  # it was shown once, and the shell finds it where it is kept
+        key = rf"""$(sed -n 's/.*"api_key": "\(.*\)".*/\1/p' {shlex.quote(str(kept))})"""
     lines = [
         *textwrap.wrap(news, 80),
         "",
@@ -260,14 +268,17 @@ def _box(news: str, access: dict[str, str], is_new: bool) -> str:
         lines += ["", f"user      {access['user']}", f"password  {access['password']}", f"API key   {key}"]
         lines += ["", f"This is shown once, and kept in {kept}. Try:"]
     else:
-        lines += ["", f"User, password and API key are in {kept}. With the key in LLMGW_KEY:"]
+        lines += ["", f"User, password and API key are in {kept}. Try:"]
     width = max(len(line) for line in lines)
     rule = "+" + "-" * (width + 2) + "+"
+    bearer = f'-H "Authorization: Bearer {key}"'
     curl = (
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f'  -H "Authorization: Bearer {key}" \\\n'
+        f"  {bearer} \\\n"
         f"""  -d '{{"model": "{access["model"]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
     )
+    if not can_chat:
+        curl = f"curl {url}/v1/models \\\n  {bearer}"
     return "\n".join(
         ["", rule, *(f"| {line:{width}} |" for line in lines), rule, curl, "", "Ctrl-C stops it all.", ""]
     )
