@@ -31,6 +31,11 @@ def declared_twice(name: str) -> Fault:
     return Fault(name, "", "name", "duplicate", f"model {quote(name)} is declared twice")
 
 
+def _is_there(name: str) -> Fault:
+    sentence = f"model {quote(name)} is in the catalog already; edit it, or choose another name"
+    return Fault(name, "", "name", "duplicate", sentence)
+
+
 def _collides(model: str, alias: str) -> Fault:
     sentence = f"model {quote(model)}: alias {quote(alias)} collides with another model name"
     return Fault(model, "", "aliases", "duplicate", sentence)
@@ -39,7 +44,7 @@ def _collides(model: str, alias: str) -> Fault:
 def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fault]:
     """What the names of these models have against each other and against those of their neighbours."""
     models = [model for model in models if model.name]
-    faults = [declared_twice(model.name) for model in models if model.name in neighbours.names]
+    faults = [_is_there(model.name) for model in models if model.name in neighbours.names]
     names = neighbours.names | {model.name for model in models}
     aliases = neighbours.aliases
     faults += [_collides(aliases[model.name], model.name) for model in models if model.name in aliases]

@@ -162,7 +162,7 @@ def test_a_secret_in_the_environment_is_not_written_into_the_event() -> None:
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        (model("m"), 'model "m" is declared twice'),
+        (model("m"), 'model "m" is in the catalog already; edit it, or choose another name'),
         (model("m-chat"), 'model "m": alias "m-chat" collides with another model name'),
         (model("n", aliases=["m"]), 'model "n": alias "m" collides with another model name'),
         (model("n", aliases=["m-chat"]), 'alias "m-chat" is claimed by both "m" and "n"'),
@@ -331,7 +331,7 @@ def test_a_model_can_be_renamed_and_keep_its_old_name_as_an_alias() -> None:
             ["m", model("m")],
             'model "m": alias "m-chat" cannot be removed: model "user" falls back to it;',
         ),
-        (edit, ["user", model("m")], 'model "m" is declared twice'),
+        (edit, ["user", model("m")], 'model "m" is in the catalog already; edit it, or choose another name'),
         (
             edit,
             ["user", model("user", aliases=["m"])],

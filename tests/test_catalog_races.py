@@ -84,7 +84,7 @@ def test_of_two_models_that_want_one_alias_one_gets_it() -> None:
 
 def test_of_two_models_of_one_name_one_is_added() -> None:
     said = at_once(lambda ask: add(model("one"), ask), lambda ask: add(model("one"), ask))
-    assert sorted(said) == ["", 'model "one" is declared twice']
+    assert sorted(said) == ["", 'model "one" is in the catalog already; edit it, or choose another name']
     assert Model.objects.count() == 1
 
 

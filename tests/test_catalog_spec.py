@@ -271,7 +271,7 @@ def test_neighbours_are_judged_by_their_names_alone() -> None:
         )
     ]
     assert sentences == [
-        ['model "a" is declared twice'],
+        ['model "a" is in the catalog already; edit it, or choose another name'],
         ['model "a": alias "x" collides with another model name'],
         ['model "m": alias "a" collides with another model name'],
         ['alias "x" is claimed by both "a" and "m"'],

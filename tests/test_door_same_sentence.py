@@ -130,7 +130,7 @@ BAD = [
     pytest.param(form(profile={"args": ["--port", "80"]}), 'argument "--port"', id="an argument of llmgw's"),
     pytest.param(form(profile={"weight": 2_000}), "weight is above 1000", id="a weight out of range"),
     pytest.param(form(profile={"startup_timeout": "soon"}), "must be a duration", id="no duration"),
-    pytest.param(form("taken"), 'model "taken" is declared twice', id="a name that is taken"),
+    pytest.param(form("taken"), 'model "taken" is in the catalog already', id="a name that is taken"),
     pytest.param(form(aliases=["also-taken"]), 'alias "also-taken" is claimed by both', id="an alias twice"),
     pytest.param(form(aliases=["taken"]), 'alias "taken" collides', id="an alias that is a name"),
     pytest.param(form(scaling={"min": 3, "max": 1}), "scaling max 1 is below min 3", id="max below min"),
