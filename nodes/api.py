@@ -9,7 +9,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from catalog.rest import MayDo, Pages, asked
 from nodes.models import Node, Replica
-from nodes.showing import node_as_dict, nodes, replica_as_dict, replicas
+from nodes.showing import node_as_dict, nodes, of_model, replica_as_dict, replicas
 
 
 class ReplicaViewSet(GenericViewSet[Replica]):
@@ -24,7 +24,7 @@ class ReplicaViewSet(GenericViewSet[Replica]):
     def list(self, request: Request) -> Response:
         found = self.get_queryset()
         if model := asked(request, "model"):
-            found = found.filter(model__name=model)
+            found = found.filter(of_model(model))
         if state := asked(request, "state"):
             found = found.filter(state=state)
         page = self.paginate_queryset(found)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import models
-from django.db.models import DurationField, ExpressionWrapper, F, Prefetch, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, Prefetch, Q, QuerySet
 from django.db.models.functions import Now
 
 from catalog.differences import Difference
@@ -52,6 +52,11 @@ def replicas() -> QuerySet[Replica]:
         Prefetch("ranks__node", with_age(Node.objects.all(), "seen_at")),
         "ranks__claims",
     )
+
+
+def of_model(name: str) -> Q:
+    """The replicas of a model that is called so, or was when they were started: it may be gone by now."""
+    return Q(model__name=name) | Q(launch__model=name)
 
 
 def staleness_of(replica: Replica) -> Staleness:

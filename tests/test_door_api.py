@@ -352,6 +352,7 @@ def test_a_replica_whose_model_has_gone_is_still_told(api: Api) -> None:
     assert api("DELETE", "models/tiny")[0] == 204
     _, told = api("GET", f"replicas/{replica.pk}")
     assert (told["model"], told["profile"], told["state"]) == ("tiny", "default", "ready")
+    assert [found["id"] for found in api("GET", "replicas?model=tiny")[1]["results"]] == [str(replica.pk)]
 
 
 def test_replicas_are_narrowed_by_model_and_state(api: Api) -> None:

@@ -184,7 +184,8 @@ def test_replicas_that_are_over_are_told_when_asked_for() -> None:
     a_replica(a_model(), a_node(), "failed", gpu=None, reason="no\nspace\x07 left")
     assert manage("replicas") == "No replica runs, or is on its way.\n"
     assert "no\\nspace\\x07 left" in manage("replicas", "--all")
-    assert manage("replicas", "--all", "--model", "other") == "No replica runs, or is on its way.\n"
+    assert manage("replicas", "--model", "other") == 'No replica of "other" runs, or is on its way.\n'
+    assert manage("replicas", "--all", "--model", "other") == 'No replica of "other" is known.\n'
 
 
 def test_lists_take_the_same_number_of_queries_however_long_they_are() -> None:

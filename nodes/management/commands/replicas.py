@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.management.shell import add_json, ago, print_json, print_table, refusals
-from catalog.reading import shown
+from catalog.reading import quote, shown
 from nodes.models import Replica
-from nodes.showing import replica_as_dict, replicas, staleness_of
+from nodes.showing import of_model, replica_as_dict, replicas, staleness_of
 
 HEADINGS = ("replica", "model/profile", "node", "port", "state", "changed", "stale", "reason")
 
@@ -30,13 +30,15 @@ class Command(BaseCommand):
         with refusals():
             found = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
             if model is not None:
-                found = found.filter(model__name=model)
+                found = found.filter(of_model(model))
             rows = [(replica_as_dict(replica), staleness_of(replica).word) for replica in found]
         if options["json"]:
             print_json(self.stdout, [told for told, _ in rows])
             return
         if not rows:
-            self.stdout.write("No replica runs, or is on its way.")
+            whose = "" if model is None else f" of {quote(model)}"
+            known = "is known" if options["all"] else "runs, or is on its way"
+            self.stdout.write(f"No replica{whose} {known}.")
             return
         print_table(self.stdout, HEADINGS, [_line(told, word) for told, word in rows])
         if diff:
