@@ -7,9 +7,12 @@ import sys
 from django.contrib import admin
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import include, path
+from django.urls import include, path, re_path
 from django.views.decorators.http import require_safe
 from django.views.generic import RedirectView
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
 
 from catalog.api import no_such_address
 from catalog.api import router as catalog_router
@@ -20,6 +23,13 @@ from nodes.api import router as nodes_router
 def healthz(request: HttpRequest) -> HttpResponse:
     """This process answers. Open to all, and says nothing else."""
     return HttpResponse("ok\n", content_type="text/plain")
+
+
+@api_view(["GET", "HEAD"])
+def what_rest_serves(request: Request) -> Response:
+    """For whoever opens the address of REST itself."""
+    names = [prefix for router in (catalog_router, nodes_router) for prefix, *_ in router.registry]
+    return Response({name: request.build_absolute_uri(f"/api/{name}") for name in names})
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
@@ -43,6 +53,7 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("healthz", healthz),
     path("admin/", admin.site.urls),
+    re_path("^api/?$", what_rest_serves),
     path("api/", include(catalog_router.urls)),
     path("api/", include(nodes_router.urls)),
     path("api/<path:rest>", no_such_address),
