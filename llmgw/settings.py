@@ -259,6 +259,8 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": "INFO"},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
+        # Anybody may send a strange host, and the answer tells of LLMGW_ALLOWED_HOSTS: no traceback for each.
+        "django.security.DisallowedHost": {"level": "CRITICAL"},
         "axes": {"level": "WARNING"},  # who logged in is an operator's everyday
     },
 }

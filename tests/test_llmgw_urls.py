@@ -76,3 +76,20 @@ def test_a_write_that_fails_is_said_and_leaves_nothing() -> None:
     assert answer.status_code == 503
     assert not Model.objects.exists()
     assert not Event.objects.exists()
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/"])
+def test_the_address_of_rest_itself_tells_what_there_is(path: str) -> None:
+    assert Client().get(path).status_code == 401
+    client = Client()
+    client.force_login(alice())
+    told = client.get(path).json()
+    assert sorted(told) == ["events", "models", "nodes", "replicas"]
+    assert all(client.get(address).status_code == 200 for address in told.values())
+
+
+def test_a_strange_host_is_told_the_way_out_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    answer = Client().get("/admin/login/", headers={"host": "llm.example.org"})
+    assert answer.status_code == 400
+    assert "LLMGW_ALLOWED_HOSTS" in answer.content.decode()
+    assert "Traceback" not in caplog.text
