@@ -4,12 +4,18 @@
 import os
 import sys
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "llmgw.settings")
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as no:  # most often a variable of llmgw/settings.py, which the sentence names
+        if "--traceback" in sys.argv:
+            raise
+        sys.exit(str(no))
 
 
 if __name__ == "__main__":

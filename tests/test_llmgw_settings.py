@@ -150,3 +150,13 @@ def test_messages_are_json_and_ticks_expire(tmp_path: Path) -> None:
     assert answer["CELERY_ACCEPT_CONTENT"] == "['json']"
     assert answer["CELERY_TASK_SERIALIZER"] == "'json'"
     assert "'expires': 7.0" in answer["CELERY_BEAT_SCHEDULE"]
+
+
+def test_a_command_tells_it_in_one_line(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "LLMGW_VAR": str(tmp_path), "LLMGW_TICK_S": "often"}
+    command = [sys.executable, "manage.py", "models"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "LLMGW_TICK_S is 'often', which is not a number of seconds above 0, such as 2 or 0.5.\n"
+    )
