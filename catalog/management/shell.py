@@ -100,4 +100,5 @@ def refusals() -> Iterator[None]:
         ) from None
     except DatabaseError as problem:
         hint = "Is it the right one, and is it up to date (manage.py migrate)?"
-        raise CommandError(f"The database said no: {problem}. {hint}") from None
+        said = shown(str(problem).partition("\n")[0], 500)  # PostgreSQL goes on with the whole statement
+        raise CommandError(f"The database said no: {said}. {hint}") from None
