@@ -106,7 +106,7 @@ class ModelForm(forms.ModelForm):
     )
     scaling_min = _number("min", "replicas kept running")
     scaling_max = _number("max", "0 with min 0: off")
-    idle_timeout = _duration("idle timeout", "min 0: unloaded after this long without a request")
+    idle_timeout = _duration("idle timeout", "min 0: unloaded after this long without a request", "15m")
     fallbacks = LinesField(
         "fallbacks", read_list, "where requests go when this model cannot answer, in order", 2
     )
