@@ -255,7 +255,7 @@ class _Draft:
             for rank in replica.ranks:
                 crowd[rank.node] = crowd.get(rank.node, 0) + 1
         demand = model.demand
-        why = f"{present + missing} wanted, {present} there"
+        why = f"{present + missing} wanted, {present} there before it"
         if model.spec.on_demand:
             why = f"asked for, {demand.waiting} waiting" if demand.waiting else "asked for"
         while missing and free > 0 and profiles:

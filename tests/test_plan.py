@@ -570,4 +570,4 @@ def test_a_launch_holds_all_that_shapes_the_command() -> None:
 def test_a_start_says_for_what() -> None:
     (kept,) = plan(two_nodes().model(low=2, high=2).replica("one", gpus="0").snapshot()).start
     (asked,) = plan(two_nodes().model(low=0, high=1, demand=ASKED).snapshot()).start
-    assert (kept.why, asked.why) == ("2 wanted, 1 there", "asked for, 3 waiting")
+    assert (kept.why, asked.why) == ("2 wanted, 1 there before it", "asked for, 3 waiting")
