@@ -56,7 +56,7 @@ def test_a_secret_is_in_the_engines_environment_and_nowhere_else(tmp_path: Path)
 
 
 def test_the_environment_of_a_profile_cannot_load_code_into_an_engine(agent: AgentProcess) -> None:
-    wanted = assignment(env={"LD_PRELOAD": "/tmp/evil.so"})
+    wanted = assignment(env={"LD_PRELOAD": "/nowhere/evil.so"})
     agent.put(wanted)
     rank = agent.wait_for(wanted["replica"], "failed")
     assert "LD_PRELOAD" in rank["reason"]
