@@ -179,3 +179,12 @@ def test_engines_of_a_trial_stop_with_their_agent(tmp_path: Path) -> None:
         assert not stream.finish()
         agent.start()
         assert {rank["state"] for rank in agent.state()["ranks"]} == {"stopped"}
+
+
+def test_engines_of_a_trial_end_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    with AgentProcess(tmp_path, "--engines-stop-with-agent") as agent:
+        replica = agent.run()["replica"]
+        agent.kill()
+        wait_until(lambda: not agent.engines(), "the engine to end")
+        agent.start()
+        agent.wait_for(replica, "failed")

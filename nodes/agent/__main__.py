@@ -144,6 +144,7 @@ async def serve(options: argparse.Namespace) -> None:
             ports=ports,
             allowed_args=frozenset(options.allow_arg),
             stop_grace_s=grace_s,
+            engines_end_with_agent=options.engines_stop_with_agent,
         )
         ranks = Ranks(host, cluster=identity.cluster, gpus=devices.read)
         agent = Agent(identity, ranks, devices, engines=engines, labels=labels, fabric=options.fabric)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -57,6 +58,16 @@ class Seen:
     is_leader: bool
 
 
+# Looked up before any fork; elsewhere than on Linux an agent that is killed leaves even a trial's engines.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _be_killed_with_the_agent() -> None:
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
 class Process:
     """A running engine: one that was started here, or one that was taken up again."""
 
@@ -70,9 +81,17 @@ class Process:
 
     @classmethod
     def spawn(
-        cls, argv: Sequence[str], *, env: Mapping[str, str], mark: Mark, log: Path, folder: Path
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        mark: Mark,
+        log: Path,
+        folder: Path,
+        ends_with_agent: bool = False,
     ) -> Process:
-        """Raises OSError where the program cannot be run."""
+        """ends_with_agent: however the agent ends, kill -9 too. Raises OSError where the program cannot be
+        run."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(log, flags, 0o600)
         try:
@@ -84,6 +103,7 @@ class Process:
                 stdout=handle,
                 stderr=handle,
                 start_new_session=True,
+                preexec_fn=_be_killed_with_the_agent if ends_with_agent else None,  # noqa: PLW1509 - one call
             )
         finally:
             os.close(handle)

@@ -70,6 +70,7 @@ class Host:
     ports: tuple[int, int]
     allowed_args: frozenset[str] = frozenset()
     stop_grace_s: float = 30.0
+    engines_end_with_agent: bool = False
 
 
 class _Failed(Exception):
@@ -255,7 +256,12 @@ class Rank:
             host.state.save(self.record)
         try:
             self._process = Process.spawn(
-                command.argv, env=env, mark=mark, log=self.log_path, folder=host.state.path
+                command.argv,
+                env=env,
+                mark=mark,
+                log=self.log_path,
+                folder=host.state.path,
+                ends_with_agent=host.engines_end_with_agent,
             )
         except OSError as error:
             sentence = f"{engine.adapter.title} cannot be run ({error.strerror}); check it on the node."
