@@ -110,9 +110,11 @@ async def _download(
         child.stdin.write(json.dumps(order).encode() + b"\n")  # and left open: its end tells of ours
         said: dict[str, Any] = {}
         async for line in child.stdout:
-            said = json.loads(line)
-            if "done" in said:
-                progress(said["done"], said["total"])
+            told = json.loads(line)
+            if "done" in told:  # how far it is may be told once more after how it ended
+                progress(told["done"], told["total"])
+            else:
+                said = told
         await child.wait()
     finally:
         if child.returncode is None:
