@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nodes.agent.weights import _hear
 from tests.agent_process import AgentProcess, assignment
 from tests.waiting import wait_until
 
@@ -197,6 +198,16 @@ def test_two_replicas_of_one_model_fetch_it_once(tmp_path: Path) -> None:
         hub.gate.set()
         assert len({model_path(agent, replica["replica"]) for replica in replicas}) == 1
         assert len([path for method, path in hub.asked if method == "GET" and "/resolve/" in path]) == 1
+
+
+async def test_a_late_word_on_its_progress_does_not_undo_a_finished_fetch() -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        for said in ({"done": 1, "total": 2}, {"path": "/there"}, {"done": 2, "total": 2}):
+            yield json.dumps(said).encode() + b"\n"
+
+    heard: list[tuple[int, int]] = []
+    assert await _hear(lines(), lambda *counts: heard.append(counts)) == {"path": "/there"}
+    assert heard == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,7 @@ async def _download(
     assert child.stdout is not None
     try:
         child.stdin.write(json.dumps(order).encode() + b"\n")  # and left open: its end tells of ours
-        said: dict[str, Any] = {}
-        async for line in child.stdout:
-            told = json.loads(line)
-            if "done" in told:  # how far it is may be told once more after how it ended
-                progress(told["done"], told["total"])
-            else:
-                said = told
+        said = await _hear(child.stdout, progress)
         await child.wait()
     finally:
         if child.returncode is None:
@@ -127,6 +121,18 @@ async def _download(
         raise _failure(said["cause"], f'model "{launch.model}": {said["sentence"]}', said["kind"])
     sentence = f'model "{launch.model}": the download of {source.repo} ended with code {child.returncode}.'
     raise _failure("fetch_failed", sentence, TRANSIENT)
+
+
+async def _hear(lines: AsyncIterable[bytes], progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """How the child says it ended; how far it is may be told once more after that."""
+    end: dict[str, Any] = {}
+    async for line in lines:
+        said = json.loads(line)
+        if "done" in said:
+            progress(said["done"], said["total"])
+        else:
+            end = said
+    return end
 
 
 # --- the child ------------------------------------------------------------------------------------------
