@@ -19,12 +19,12 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import GenericViewSet
 
 from catalog import actions
-from catalog.hiding import hide_all, unhide_model
+from catalog.hiding import hide_all
 from catalog.models import Event, Model
 from catalog.reading import CatalogError, Fault, quote
 from catalog.rest import MayDo, Pages, asked
 from nodes.agents import ask_paths
-from nodes.showing import model_as_dict, models_with_replicas, spec_of
+from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
 
 # Told by a GET beside the catalog's own fields; ignored where it is sent back.
@@ -57,7 +57,7 @@ class ModelViewSet(GenericViewSet[Model]):
 
     def create(self, request: Request) -> Response:
         raw, words = self._asked()
-        outcome = actions.add_model(unhide_model(raw, None), **words)
+        outcome = actions.add_model(raw, **words)
         answer = Response(self._outcome(outcome), status=status.HTTP_201_CREATED)
         answer["Location"] = self.reverse_action("detail", args=[outcome.model.name])
         return answer
@@ -66,7 +66,7 @@ class ModelViewSet(GenericViewSet[Model]):
         stored = self.get_object()
         raw, words = self._asked()
         raw = {"name": stored.name, **raw} if isinstance(raw, Mapping) else raw
-        outcome = actions.edit_model(stored.name, unhide_model(raw, spec_of(stored)), **words)
+        outcome = actions.edit_model(stored.name, raw, **words)
         return Response(self._outcome(outcome))
 
     def destroy(self, request: Request, name: str) -> Response:

@@ -129,11 +129,11 @@ class ModelForm(forms.ModelForm):
         model: Model = self.instance
         if model.pk is None:
             return
-        raw = model.as_dict()
+        spec = model.spec
         self.initial |= {
-            **{field: raw[field] for field in ("name", "description", "source", "routing_profile")},
-            "aliases": write_list(raw["aliases"]),
-            "fallbacks": write_list(raw["fallbacks"]),
+            **{field: getattr(spec, field) for field in ("name", "description", "source", "routing_profile")},
+            "aliases": write_list(spec.aliases),
+            "fallbacks": write_list(spec.fallbacks),
             "scaling_min": model.scaling_min,
             "scaling_max": model.scaling_max,
             "idle_timeout": _duration_text(model.idle_timeout_ns),
@@ -141,7 +141,9 @@ class ModelForm(forms.ModelForm):
             "max_output": model.max_output or "",
             "ttft_p99": _duration_text(model.ttft_p99_ns),
             "tpot_p99": _duration_text(model.tpot_p99_ns),
-            **raw["capabilities"],
+            "tools": model.can_tools,
+            "vision": model.can_vision,
+            "embeddings": model.can_embeddings,
         }
 
     def _post_clean(self) -> None:
@@ -197,17 +199,16 @@ class ProfileForm(forms.ModelForm):
         if self.instance.pk is None:
             self.initial |= {"engine": ENGINES[0]}
             return
-        raw = self.instance.as_dict()
-        env = hide(raw["env"]) if hides_secrets else raw["env"]
-        is_usual = raw["gpus_per_node"] == max(raw["tp"] // raw["nodes"], 1)
+        spec = self.instance.spec
+        is_usual = spec.gpus_per_node == max(spec.tp // spec.nodes, 1)
         self.initial |= {
-            **{field: raw[field] or "" for field in self.fields if field in raw},
-            "gpus_per_node": "" if is_usual else raw["gpus_per_node"] or "",
-            "weight": int(raw["weight"]) if raw["weight"] == int(raw["weight"]) else raw["weight"],
-            "startup_timeout": format_duration(raw["startup_timeout"]),
-            "args": write_list(raw["args"]),
-            "env": write_pairs(env),
-            "node_selector": write_pairs(raw["node_selector"]),
+            **{field: getattr(spec, field) or "" for field in self.fields},
+            "gpus_per_node": "" if is_usual else spec.gpus_per_node or "",
+            "weight": int(spec.weight) if spec.weight == int(spec.weight) else spec.weight,
+            "startup_timeout": format_duration(spec.startup_timeout),
+            "args": write_list(spec.args),
+            "env": write_pairs(hide(spec.env) if hides_secrets else spec.env),
+            "node_selector": write_pairs(spec.node_selector),
         }
 
     def _post_clean(self) -> None:

@@ -1,13 +1,12 @@
 """What operators want, as the database keeps it: models, their names, profiles and fallbacks; keys; events.
 
 The law itself is `catalog/spec.py`; constraints repeat what a race could break. Rows are written by the verbs
-in `catalog/actions.py` and by nobody else. Durations are whole nanoseconds, as in the law.
+in `catalog/actions/` and by nobody else. Durations are whole nanoseconds, as in the law.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from django.conf import settings
 from django.db import connection, models, transaction
@@ -105,34 +104,24 @@ class Model(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    def as_dict(self) -> dict[str, Any]:
-        """The model as the law reads it; `profiles`, `names` and `fallbacks` are best prefetched."""
-        return {
-            "name": self.name,
-            "aliases": [row.name for row in self.names.all() if not row.is_canonical],
-            "description": self.description,
-            "source": self.source,
-            "profiles": [profile.as_dict() for profile in self.profiles.all()],
-            "scaling": {
-                "min": self.scaling_min,
-                "max": self.scaling_max,
-                "idle_timeout": self.idle_timeout_ns,
-            },
-            "fallbacks": [row.name_id for row in self.fallbacks.all()],
-            "routing_profile": self.routing_profile,
-            "slo": {"TTFTp99": self.ttft_p99_ns, "TPOTp99": self.tpot_p99_ns},
-            "context_length": self.context_length,
-            "max_output": self.max_output,
-            "capabilities": {
-                "tools": self.can_tools,
-                "vision": self.can_vision,
-                "embeddings": self.can_embeddings,
-            },
-        }
-
     @property
     def spec(self) -> spec.ModelSpec:
-        return spec.ModelSpec.load(self.as_dict())
+        """What is stored, as it is. It was judged when it was written: a law that has changed since then must
+        not hide from anybody what exists and runs."""
+        return spec.ModelSpec(
+            name=self.name,
+            aliases=tuple(row.name for row in self.names.all() if not row.is_canonical),
+            description=self.description,
+            source=self.source,
+            profiles=tuple(profile.spec for profile in self.profiles.all()),
+            scaling=spec.Scaling(self.scaling_min, self.scaling_max, self.idle_timeout_ns),
+            fallbacks=tuple(row.name_id for row in self.fallbacks.all()),
+            routing_profile=self.routing_profile,
+            slo=spec.Slo(self.ttft_p99_ns, self.tpot_p99_ns),
+            context_length=self.context_length,
+            max_output=self.max_output,
+            capabilities=spec.Capabilities(self.can_tools, self.can_vision, self.can_embeddings),
+        )
 
 
 class Name(models.Model):
@@ -208,24 +197,25 @@ class Profile(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "engine": self.engine,
-            "gpu_class": self.gpu_class,
-            "tp": self.tp,
-            "pp": self.pp,
-            "gpus_per_node": self.gpus_per_node,
-            "nodes": self.nodes,
-            "args": self.args,
-            "env": self.env,
-            "min_memory_gb": self.min_memory_gb,
-            "min_disk_gb": self.min_disk_gb,
-            "node_selector": self.node_selector,
-            "weight": self.weight,
-            "priority": self.priority,
-            "startup_timeout": self.startup_timeout_ns,
-        }
+    @property
+    def spec(self) -> spec.ProfileSpec:
+        return spec.ProfileSpec(
+            name=self.name,
+            engine=self.engine,
+            gpu_class=self.gpu_class,
+            tp=self.tp,
+            pp=self.pp,
+            gpus_per_node=self.gpus_per_node,
+            nodes=self.nodes,
+            args=tuple(self.args),
+            env=dict(sorted(self.env.items())),
+            min_memory_gb=self.min_memory_gb,
+            min_disk_gb=self.min_disk_gb,
+            node_selector=dict(sorted(self.node_selector.items())),
+            weight=self.weight,
+            priority=self.priority,
+            startup_timeout=self.startup_timeout_ns,
+        )
 
 
 class Tombstone(models.Model):
@@ -273,11 +263,14 @@ class Event(models.Model):
     verb = models.CharField(max_length=40)
     kind = models.CharField(max_length=20, help_text="what it was done to: model, key, node, replica")
     subject = models.CharField(max_length=200, db_index=True)
+    subject_key = models.CharField(max_length=40, blank=True, help_text="its row, whatever it is called now")
     why = models.TextField(blank=True)
     detail = models.JSONField(default=dict, blank=True)
+    revision = models.BigIntegerField(default=0, help_text="what a change of the catalog was counted as")
 
     class Meta:
         ordering = ["-id"]
+        indexes = [models.Index(fields=["kind", "subject_key"], name="events_of_one_row")]
 
     def __str__(self) -> str:
         return f"{self.verb} {self.kind} {self.subject}"

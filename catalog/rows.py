@@ -63,7 +63,7 @@ def write_profiles(row: Model, wanted: ModelSpec) -> None:
         kept = held.get(profile.name)
         if kept is None:
             Profile.objects.create(model=row, position=position, **_profile_columns(profile))
-        elif ProfileSpec.load(kept.as_dict(), model=row.name) != profile:
+        elif kept.spec != profile:
             row.profiles.filter(pk=kept.pk).update(position=position, **_profile_columns(profile))
         elif kept.position != position:
             row.profiles.filter(pk=kept.pk).update(position=position)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from catalog.reading import quote, shown
 from catalog.spec import ModelSpec
-from catalog.weights import Choice, choose_weights
+from catalog.weights import Choice, choose_weights, whole_name
 
 _REPO_PART = r"[A-Za-z0-9_]|[A-Za-z0-9_][A-Za-z0-9._-]*[A-Za-z0-9_]"
 _REPO = re.compile(rf"({_REPO_PART})/({_REPO_PART})")
@@ -86,6 +86,7 @@ class Answer(StrEnum):
     GATED = "gated"
     BAD_TOKEN = "bad_token"  # noqa: S105 - the name of a finding
     FORBIDDEN = "forbidden"
+    DISABLED = "disabled"
     UNREACHABLE = "unreachable"
 
 
@@ -114,6 +115,7 @@ class HubFacts:
     pipeline_tag: str = ""
     architecture: str = ""
     context_length: int = 0
+    attention_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class PathFacts:
     reason: str = ""
 
 
+UNANSWERED = frozenset({Answer.UNREACHABLE.value, "offline", "path_unasked"})
 Level = Literal["ok", "warn", "refuse"]
 _SEVERITY: Mapping[Level, int] = {"ok": 0, "warn": 1, "refuse": 2}
 
@@ -136,8 +139,9 @@ _SEVERITY: Mapping[Level, int] = {"ok": 0, "warn": 1, "refuse": 2}
 class Finding:
     """The outcome of a source check: one sentence, and what is worth recording.
 
-    `facts` may hold repo, commit, bytes, files, file_count, pipeline_tag, architecture, context_length and
-    gated (a hub), nodes and missing_on (a path), and `also`: further sentences, where more was found.
+    `facts` may hold repo, commit, bytes, files, file_count, pipeline_tag, architecture, context_length,
+    attention_heads, gated and newest_commit (a hub), bytes, files, nodes and missing_on (a path), and `also`:
+    further sentences, where more was found.
     """
 
     level: Level
@@ -148,6 +152,11 @@ class Finding:
     @property
     def is_refused(self) -> bool:
         return self.level == "refuse"
+
+    @property
+    def is_answered(self) -> bool:
+        """Somebody told of the source. Otherwise what an earlier check found may well be so still."""
+        return self.code not in UNANSWERED
 
 
 # --- judging ----------------------------------------------------------------------------------------
@@ -172,10 +181,20 @@ def judge(model: ModelSpec, source: HubSource | PathSource, facts: HubFacts | Se
     raise TypeError("the facts are of another kind than the source")
 
 
+def about(model: ModelSpec, source: HubSource | PathSource) -> str:
+    """How every sentence on a source begins."""
+    return f"model {quote(model.name)}: source {quote(str(source))}"
+
+
+def judge_offline(model: ModelSpec, source: HubSource) -> Finding:
+    says = "was not looked up, as llmgw is offline (LLMGW_OFFLINE); nodes must hold its weights already"
+    return Finding("warn", "offline", f"{about(model, source)} {says}")
+
+
 def judge_hub(model: ModelSpec, source: HubSource, facts: HubFacts) -> Finding:
-    about = f"model {quote(model.name)}: source {quote(str(source))}"
+    on = about(model, source)
     if facts.answer is not Answer.FOUND:
-        return Finding("refuse", facts.answer.value, _unanswered(about, source, facts))
+        return Finding("refuse", facts.answer.value, _unanswered(on, source, facts))
     choice = choose_weights(_engines(model), [each.name for each in facts.files], source.selector)
     sizes = {each.name: each.size_bytes for each in facts.files}
     sizes_known = [sizes[name] for name in choice.files]
@@ -188,53 +207,56 @@ def judge_hub(model: ModelSpec, source: HubSource, facts: HubFacts) -> Finding:
         "pipeline_tag": facts.pipeline_tag,
         "architecture": facts.architecture,
         "context_length": facts.context_length,
+        "attention_heads": facts.attention_heads,
         "gated": facts.is_gated,
     }
-    found = [_of_choice(about, choice)] if choice.code else []
+    found = [_of_choice(on, choice)] if choice.code else []
     if facts.may_read is None:
         says = f"is gated, and the hub does not say whether it may be read (asked with {_token(facts)})"
         step = f"accept its licence at {facts.endpoint}/{source.repo} if the download is refused"
-        found.append(Finding("warn", "gated_unknown", f"{about} {says}; {step}"))
+        found.append(Finding("warn", "gated_unknown", f"{on} {says}; {step}"))
     if facts.repo and facts.repo.lower() != source.repo.lower():
         step = "write that id, as the old one may go any day"
-        found.append(Finding("warn", "renamed", f"{about} is called {quote(facts.repo)} now; {step}"))
+        found.append(Finding("warn", "renamed", f"{on} is called {quote(facts.repo)} now; {step}"))
     commit = f" at commit {facts.commit[:12]}" if facts.commit else ""
     size = f", {known['bytes'] / 1e9:.1f} GB" if known["bytes"] else ""
-    ok = f"{about} found{commit}{size} in {_counted(len(choice.files), 'file')}"
-    return _worst([*found, Finding("ok", "found", ok)], {key: value for key, value in known.items() if value})
+    ok = f"{on} found{commit}{size} in {_counted(len(choice.files), 'file')}"
+    return worst([*found, Finding("ok", "found", ok)], {key: value for key, value in known.items() if value})
 
 
 def _token(facts: HubFacts) -> str:
     return "the token in HF_TOKEN" if facts.has_token else "no token, as HF_TOKEN is not set"
 
 
-def _unanswered(about: str, source: HubSource, facts: HubFacts) -> str:
+def _unanswered(on: str, source: HubSource, facts: HubFacts) -> str:
     licence = f"{facts.endpoint}/{source.repo}"
     with_token = _token(facts)
     match facts.answer:
         case Answer.NOT_FOUND:
-            return f"{about}: {facts.endpoint} has no repository {quote(source.repo)}; check the spelling"
+            return f"{on}: {facts.endpoint} has no repository {quote(source.repo)}; check the spelling"
         case Answer.NOT_FOUND_OR_PRIVATE:
             step = "set HF_TOKEN to one that may read it" if not facts.has_token else "give that token access"
-            return f"{about} is not found or private (asked with {with_token}); check the spelling, or {step}"
+            return f"{on} is not found or private (asked with {with_token}); check the spelling, or {step}"
         case Answer.NO_REVISION:
             what = f"no revision {quote(source.revision or 'main')}"
-            return f"{about}: the repository has {what}; give a branch, tag or commit that it has"
+            return f"{on}: the repository has {what}; give a branch, tag or commit that it has"
         case Answer.GATED:
             step = "then ask again" if facts.has_token else "then set HF_TOKEN to a token of that account"
-            return f"{about} is gated (asked with {with_token}); accept its licence at {licence}, {step}"
+            return f"{on} is gated (asked with {with_token}); accept its licence at {licence}, {step}"
         case Answer.BAD_TOKEN:
-            return f"{about}: {facts.endpoint} refuses the token in HF_TOKEN; set a valid one, or none"
+            return f"{on}: {facts.endpoint} refuses the token in HF_TOKEN; set a valid one, or none"
         case Answer.FORBIDDEN:
-            return f"{about} may not be read (asked with {with_token}); set HF_TOKEN to a token that may"
+            return f"{on} may not be read (asked with {with_token}); set HF_TOKEN to a token that may"
+        case Answer.DISABLED:
+            return f"{on}: {facts.endpoint} has disabled {quote(source.repo)} for everybody; choose another"
     return (
-        f"{about}: could not ask the hub at {facts.endpoint}: {facts.cause};"
+        f"{on}: could not ask the hub at {facts.endpoint}: {facts.cause};"
         " check that address and the way to it, or save the model unchecked"
     )
 
 
 def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]) -> Finding:
-    about = f"model {quote(model.name)}: source {quote(source.path)}"
+    on = about(model, source)
     have = [each for each in facts if each.exists]
     lack = [each for each in facts if each.exists is False]
     unknown = [each for each in facts if each.exists is None]
@@ -246,37 +268,37 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         where = (
             f"the node {_listed(lack)}" if len(lack) == 1 else f"any of {len(lack)} nodes ({_listed(lack)})"
         )
-        sentence = f"{about} is not on {where}; copy the weights there, or correct the path"
+        sentence = f"{on} is not on {where}; copy the weights there, or correct the path"
         return Finding("refuse", "path_missing", sentence, known)
     if not have:
         who = f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
         return Finding(
-            "warn", "path_unasked", f"{about} could not be checked: {who}; check again later", known
+            "warn", "path_unasked", f"{on} could not be checked: {who}; check again later", known
         )
 
     first = have[0]
-    choice = choose_weights(_engines(model), first.files or _file_of(source, first), "")
-    known |= {"bytes": first.size_bytes or 0, "files": list(choice.files[:_FILES_KEPT])}
-    found = [_of_choice(f"{about} on node {quote(first.node)}", choice)] if choice.code else []
+    name = source.path.rsplit("/", 1)[-1]
+    is_file = first.kind == "file"
+    # Of one file nobody has told what lies beside it: its other shards, if it has any.
+    choice = choose_weights(_engines(model), [whole_name(name)] if is_file else first.files, "")
+    files = [name] if is_file and choice.files else list(choice.files[:_FILES_KEPT])
+    known |= {"bytes": first.size_bytes or 0, "files": files}
+    found = [_of_choice(f"{on} on node {quote(first.node)}", choice)] if choice.code else []
     if lack:
         says = f"is on {_listed(have)} and not on {_listed(lack)}; copy it there if they shall run it, too"
-        found.append(Finding("warn", "path_partly", f"{about} {says}"))
-    found.append(Finding("ok", "found", f"{about} found on {_listed(have)}"))
-    return _worst(found, {key: value for key, value in known.items() if value})
-
-
-def _file_of(source: PathSource, facts: PathFacts) -> tuple[str, ...]:
-    return (source.path.rsplit("/", 1)[-1],) if facts.kind == "file" else ()
+        found.append(Finding("warn", "path_partly", f"{on} {says}"))
+    found.append(Finding("ok", "found", f"{on} found on {_listed(have)}"))
+    return worst(found, {key: value for key, value in known.items() if value})
 
 
 def _engines(model: ModelSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(profile.engine for profile in model.profiles if profile.engine != "sim"))
 
 
-def _of_choice(about: str, choice: Choice) -> Finding:
+def _of_choice(on: str, choice: Choice) -> Finding:
     names = ", ".join(map(shown, choice.listed[:_LISTED]))
     names += ", ..." if len(choice.listed) > _LISTED else ""
-    return Finding(choice.level, choice.code, f"{about} {choice.says.format(names=names)}")
+    return Finding(choice.level, choice.code, f"{on} {choice.says.format(names=names)}")
 
 
 def _listed(facts: Sequence[PathFacts]) -> str:
@@ -288,7 +310,8 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _worst(findings: Sequence[Finding], known: Mapping[str, Any]) -> Finding:
-    worst = max(findings, key=lambda finding: _SEVERITY[finding.level])  # the first of the worst
-    also = [finding.sentence for finding in findings if finding is not worst and finding.level != "ok"]
-    return Finding(worst.level, worst.code, worst.sentence, {**known, **({"also": also} if also else {})})
+def worst(findings: Sequence[Finding], known: Mapping[str, Any]) -> Finding:
+    """The first of the worst, with these facts and what the others warn of."""
+    told = max(findings, key=lambda finding: _SEVERITY[finding.level])
+    also = [finding.sentence for finding in findings if finding is not told and finding.level != "ok"]
+    return Finding(told.level, told.code, told.sentence, {**known, **({"also": also} if also else {})})

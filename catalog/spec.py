@@ -27,7 +27,8 @@ DEFAULT_STARTUP_TIMEOUT = 20 * MINUTE
 SOURCE_LIMIT = 1_000
 HIGHEST_WEIGHT = 1_000
 
-_SLO_KEYS = {"TTFTp99": "ttft_p99", "TPOTp99": "tpot_p99"}
+SLO_KEYS = {"TTFTp99": "ttft_p99", "TPOTp99": "tpot_p99"}
+_ALONE = Neighbours(is_whole=False)
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -124,8 +125,20 @@ class ModelSpec:
         """One model alone, under every law that needs no other model."""
         faults: list[Fault] = []
         model = _read_model(raw, faults)
-        alone = Neighbours(names=frozenset(), aliases={}, is_whole=False)
-        return _unless(faults + faults_among([model], alone), model)
+        return _unless(faults + faults_among([model], _ALONE), model)
+
+    @classmethod
+    def load_edit(cls, raw: object, stored: "ModelSpec") -> "ModelSpec":
+        """As `load`, for a model that exists. Where nothing but its scaling is to change, what the law has
+        against the rest of it is no reason to refuse: what an older law let in can be scaled and stopped.
+        """
+        faults: list[Fault] = []
+        model = _read_model(raw, faults)
+        if replace(model, scaling=stored.scaling) == stored:
+            already: list[Fault] = []
+            _read_model(stored.as_dict(), already)
+            return _unless([fault for fault in faults if fault not in already], model)
+        return _unless(faults + faults_among([model], _ALONE), model)
 
     @property
     def on_demand(self) -> bool:
@@ -162,7 +175,7 @@ class ModelSpec:
             "scaling": {key: value for key, value in scaling.items() if value},
             "fallbacks": list(self.fallbacks),
             "routing_profile": self.routing_profile,
-            "slo": {key: duration(getattr(self.slo, attribute)) for key, attribute in _SLO_KEYS.items()},
+            "slo": {key: duration(getattr(self.slo, attribute)) for key, attribute in SLO_KEYS.items()},
             "context_length": self.context_length,
             "max_output": self.max_output,
             "capabilities": {key: value for key, value in capabilities.items() if value},
@@ -298,9 +311,9 @@ def _read_scaling(reader: Reader) -> Scaling:
 
 
 def _read_slo(reader: Reader) -> Slo:
-    reader.refuse_unknown_keys((*_SLO_KEYS, *_SLO_KEYS.values()))
+    reader.refuse_unknown_keys((*SLO_KEYS, *SLO_KEYS.values()))
     values = []
-    for key, other in _SLO_KEYS.items():
+    for key, other in SLO_KEYS.items():
         if reader.has(key) and reader.has(other):
             reader.refuse(f"slo.{key}", "duplicate", f"slo gives both {key} and {other}; keep one")
         values.append(reader.duration(key) or reader.duration(other))

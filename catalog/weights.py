@@ -8,7 +8,7 @@ from typing import Literal
 
 GGUF_ENGINES = frozenset({"llamacpp"})
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,40 @@ class Choice:
     listed: tuple[str, ...] = ()
 
 
+def whole_name(name: str) -> str:
+    """The name without its place among the shards of a GGUF model."""
+    return _SHARD.sub("", name)
+
+
 def _gguf_models(files: Sequence[str]) -> dict[str, list[str]]:
     """GGUF files by the model they belong to: shards together, projectors for images left out."""
     models: dict[str, list[str]] = {}
     for name in files:
         if name.endswith(".gguf") and not name.rsplit("/", 1)[-1].startswith("mmproj"):
-            models.setdefault(_SHARD.sub("", name), []).append(name)
+            models.setdefault(whole_name(name), []).append(name)
     return models
 
 
+def _lacking_shards(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of one GGUF model that should be beside these."""
+    found = _SHARD.search(names[0])
+    if found is None:
+        return ()
+    before, total = names[0][: found.start()], found[1]
+    wanted = [f"{before}-{number:05}-of-{total}.gguf" for number in range(1, int(total) + 1)]
+    held = frozenset(names)
+    return tuple(name for name in wanted if name not in held)
+
+
 def choose_weights(engines: Sequence[str], files: Sequence[str], selector: str) -> Choice:
-    """What these engines would read of these files; the worst of what any of them says."""
+    """What these engines would read of these files; the worst of what any of them says.
+
+    The selector is a file's name or a glob, and who chooses one shard chooses all of its model.
+    """
     offered = sorted(files)
     if selector:
-        offered = [name for name in offered if name == selector or fnmatchcase(name, selector)]
+        chosen = {whole_name(name) for name in files if name == selector or fnmatchcase(name, selector)}
+        offered = [name for name in offered if whole_name(name) in chosen]
         if not offered:
             weights = tuple(name for name in sorted(files) if _is_weight(name))
             step = "choose one of {names}" if weights else "the repository holds no weights; choose another"
@@ -72,6 +92,10 @@ def _choose_for(engine: str, files: Sequence[str]) -> Choice:
             return Choice(
                 (), "refuse", "many_ggufs", f"holds {len(models)} GGUF models; {step}", tuple(sorted(models))
             )
+        lacking = _lacking_shards(ggufs)
+        if lacking:
+            says = f"holds a GGUF model that lacks {len(lacking)} of its shards ({{names}})"
+            return Choice((), "refuse", "no_shard", f"{says}; bring them there, or choose another", lacking)
         return Choice(ggufs)
     if safetensors:
         return Choice(safetensors)

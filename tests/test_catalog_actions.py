@@ -13,7 +13,6 @@ from django.test.utils import CaptureQueriesContext
 from catalog.actions import (
     Outcome,
     SourceRefused,
-    _change,
     add_model,
     check_source,
     edit_model,
@@ -23,6 +22,7 @@ from catalog.actions import (
     remove_model,
     revoke_key,
 )
+from catalog.actions.models import change
 from catalog.keys import KeyText
 from catalog.models import Event, Key, Model, Name, Profile, Revision, Tombstone
 from catalog.reading import CatalogError
@@ -374,13 +374,13 @@ def test_what_a_constraint_refuses_is_told_in_the_words_of_the_law() -> None:
     late = ModelSpec.load(model("n", aliases=["m-chat"]))
     with (
         pytest.raises(CatalogError, match=r'^alias "m-chat" is claimed by both "m" and "n"$'),
-        _change(late, int),
+        change(late, int),
     ):
         Name.objects.create(name="m-chat", model=Model.objects.get(name="user"))
     row = Model.objects.get(name="m")
-    with pytest.raises(CatalogError, match=r'model "user" falls back to it'), _change(None, int, row):
+    with pytest.raises(CatalogError, match=r'model "user" falls back to it'), change(None, int, row):
         Name.objects.filter(name="m").update(name="m-chat")
-    with pytest.raises(IntegrityError), _change(ModelSpec.load(model("n")), int):
+    with pytest.raises(IntegrityError), change(ModelSpec.load(model("n")), int):
         Profile.objects.create(model=row, name="", fingerprint="")
 
 

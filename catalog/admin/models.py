@@ -20,7 +20,7 @@ from django.utils.safestring import SafeString
 
 from catalog import actions
 from catalog.forms import ModelForm, ProfileForm, ProfileFormSet
-from catalog.hiding import hide_model, unhide_model
+from catalog.hiding import hide_model
 from catalog.models import Model, Profile
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
@@ -194,7 +194,7 @@ class ModelAdmin(VerbAdmin):
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         stored: Model | None = form.instance if change else None
-        raw = unhide_model(form.raw(formsets[0].raws()), spec_of(stored) if stored else None)
+        raw = form.raw(formsets[0].raws())
         said_with = {
             "by": request.user.get_username(),
             "why": form.cleaned_data["why"],

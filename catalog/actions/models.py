@@ -1,36 +1,34 @@
-"""What may be done to the catalog, one function each: every door calls these and shows their sentences.
-
-A verb judges, asks about the source before its transaction opens, and then writes rows, the Event and the
-revision together. `by` is who did it, `door` where from; `ask_paths` asks the nodes about a path and
-`after_change` wakes whoever acts on the catalog, once the change is committed.
-"""
+"""Models: added, edited, patched and removed, each judged by the one law first."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from django.conf import settings
-from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from catalog import hub
+from catalog.actions.events import record
+from catalog.actions.sources import (
+    AfterChange,
+    AskPaths,
+    check_source,
+    checked,
+    reads_otherwise,
+    recorded,
+    source_columns,
+)
 from catalog.differences import differences
-from catalog.hiding import hide_all
-from catalog.keys import ID_BYTES, SECRET_BYTES, KeyText
-from catalog.models import Event, Fallback, Key, Model, Name, Revision, Tombstone
+from catalog.hiding import hide_all, unhide_model
+from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
 from catalog.names import Neighbours, faults_among, faults_of_removal
-from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, shown, storable
+from catalog.patching import patched
+from catalog.reading import CatalogError, Fault, quote, shown
 from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
-from catalog.source import Finding, HubSource, PathFacts, judge, judge_text
+from catalog.source import Finding
 from catalog.spec import Catalog, ModelSpec, warnings
-
-AskPaths = Callable[[str, ModelSpec], Sequence[PathFacts]]
-AfterChange = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +40,16 @@ class Outcome:
     warnings: tuple[str, ...]
 
 
-class SourceRefused(ValueError):
-    """The source check said no, and nobody said to save all the same. The text is the sentence found."""
+class ChangedSince(CatalogError):
+    """Somebody has changed the model since the caller read it. `events` are those changes, oldest first."""
 
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-        super().__init__(finding)
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        return (Fault("", "", "source", self.finding.code, self.finding.sentence),)
-
-    def __str__(self) -> str:
-        return self.finding.sentence
-
-
-def record(
-    verb: str,
-    kind: str,
-    subject: str,
-    *,
-    by: str,
-    door: str,
-    why: str = "",
-    detail: dict[str, Any] | None = None,
-) -> None:
-    """Write the Event of a change, in the change's own transaction."""
-    Event.objects.create(
-        verb=verb, kind=kind, subject=subject, by=by, door=door, why=storable(why), detail=detail or {}
-    )
-
-
-# --- models -----------------------------------------------------------------------------------------
+    def __init__(self, name: str, events: Sequence[Event]) -> None:
+        self.events = tuple(events)
+        who = ", ".join(dict.fromkeys(shown(event.by) or "llmgw" for event in events)) or "somebody else"
+        sentence = (
+            f"model {quote(name)} was changed by {who} since you read it; read it again, and repeat the edit"
+        )
+        super().__init__([Fault(name, "", "", "changed_since", sentence)])
 
 
 def add_model(
@@ -87,20 +63,20 @@ def add_model(
     after_change: AfterChange,
 ) -> Outcome:
     """Raises CatalogError or SourceRefused, having saved nothing."""
-    wanted = ModelSpec.load(raw)
+    wanted = ModelSpec.load(unhide_model(raw, None))
     _refuse(_faults_beside_others(wanted))
-    finding = _checked(wanted, by, ask_paths, skip=skip_source_check)
-    with _change(wanted, after_change) as revision:
+    finding = checked(wanted, by, ask_paths, skip=skip_source_check)
+    with change(wanted, after_change) as revision:
         _refuse(_faults_beside_others(wanted))
         row = Model.objects.create(
-            **columns(wanted), **_source_columns(finding, by, skip_source_check), revision=revision
+            **columns(wanted), **source_columns(finding, by, skip_source_check), revision=revision
         )
         Tombstone.objects.filter(name=wanted.name).delete()  # the name is back: nobody need forget it
         write_names(row, wanted)
         write_fallbacks(row, wanted)
         write_profiles(row, wanted)
         detail = _detail(finding, skip_source_check, model=wanted.as_text_dict())
-        record("add", "model", wanted.name, by=by, door=door, why=why, detail=detail)
+        _record("add", row, wanted.name, revision, by=by, door=door, why=why, detail=detail)
     return Outcome(whole_models().get(pk=row.pk), finding, warnings(wanted))
 
 
@@ -108,6 +84,7 @@ def edit_model(
     name: str,
     raw: object,
     *,
+    expected: int | None = None,
     by: str,
     why: str = "",
     door: str,
@@ -117,26 +94,32 @@ def edit_model(
 ) -> Outcome:
     """Make the model what `raw` says, whole. Its replicas are left alone: those that differ become stale.
 
+    `expected` is the revision that the caller read the model at; ChangedSince is raised where it has another.
     Profiles are matched by name, and one that stays as it is keeps its row untouched. The source is asked
     about again only when it, or the engines that read it, changed. Where a check was skipped before, another
-    is made in passing, and its refusal is recorded without standing in the way of the edit.
+    is made in passing, and its refusal is recorded without standing in the way of the edit. Scaling alone is
+    changed without asking about anything.
     """
-    wanted = ModelSpec.load(raw)
     seen = _find(name)
+    _refuse_if_changed(seen, expected)
     was = seen.spec
-    _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
-    if _reads_otherwise(was, wanted):
-        finding = _checked(wanted, by, ask_paths, skip=skip_source_check)
-        source_columns = _source_columns(finding, by, skip_source_check)
-    elif seen.source_skipped_by and not skip_source_check:
-        finding = check_source(wanted, ask_paths=ask_paths)
-        source_columns = _source_columns(finding, seen.source_skipped_by, finding.is_refused)
-    else:
-        finding, source_columns = _recorded(seen), {}
-    with _change(wanted, after_change, seen) as revision:
+    wanted = ModelSpec.load_edit(unhide_model(raw, was), was)
+    is_scaling_alone = replace(wanted, scaling=was.scaling) == was
+    if not is_scaling_alone:
         _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
+    if reads_otherwise(was, wanted):
+        finding = checked(wanted, by, ask_paths, skip=skip_source_check)
+        checks = source_columns(finding, by, skip_source_check)
+    elif seen.source_skipped_by and not skip_source_check and not is_scaling_alone:
+        finding = check_source(wanted, ask_paths=ask_paths)
+        checks = source_columns(finding, seen.source_skipped_by, finding.is_refused)
+    else:
+        finding, checks = recorded(seen), {}
+    with change(wanted, after_change, seen) as revision:
+        if not is_scaling_alone:
+            _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
         changed = Model.objects.filter(pk=seen.pk, revision=seen.revision).update(
-            **columns(wanted), **source_columns, revision=revision, changed_at=Now()
+            **columns(wanted), **checks, revision=revision, changed_at=Now()
         )
         if not changed:
             raise CatalogError([_changed_meanwhile(seen.name)])
@@ -150,19 +133,29 @@ def edit_model(
             write_fallbacks(seen, wanted)
         write_profiles(seen, wanted)
         detail = _detail(finding, skip_source_check, **_changes(was, wanted))
-        record("edit", "model", wanted.name, by=by, door=door, why=why, detail=detail)
+        _record("edit", seen, wanted.name, revision, by=by, door=door, why=why, detail=detail)
     return Outcome(whole_models().get(pk=seen.pk), finding, warnings(wanted))
 
 
-def remove_model(name: str, *, by: str, why: str = "", door: str, after_change: AfterChange) -> None:
+def patch_model(name: str, patch: object, *, expected: int | None = None, **told: Any) -> Outcome:
+    """`edit_model` with some fields alone, as a JSON merge patch; what is not sent stays as it is."""
+    seen = _find(name)
+    _refuse_if_changed(seen, expected)
+    return edit_model(seen.name, patched(seen.spec, patch), expected=seen.revision, **told)
+
+
+def remove_model(
+    name: str, *, expected: int | None = None, by: str, why: str = "", door: str, after_change: AfterChange
+) -> None:
     """Raises CatalogError where there is no such model, or another falls back to it."""
     seen = _find(name)
-    with _change(None, after_change, seen) as revision:
+    _refuse_if_changed(seen, expected)
+    with change(None, after_change, seen) as revision:
         _refuse(_faults_of_lost_names(None, seen))
         if Model.objects.filter(pk=seen.pk).delete()[0]:
             Tombstone.objects.create(name=seen.name, revision=revision)
             detail = {"model": hide_all(seen.spec.as_text_dict())}
-            record("remove", "model", seen.name, by=by, door=door, why=why, detail=detail)
+            _record("remove", seen, seen.name, revision, by=by, door=door, why=why, detail=detail)
 
 
 def read_catalog() -> Catalog:
@@ -187,7 +180,7 @@ def _find(name: str) -> Model:
 
 
 @contextmanager
-def _change(wanted: ModelSpec | None, after_change: AfterChange, seen: Model | None = None) -> Iterator[int]:
+def change(wanted: ModelSpec | None, after_change: AfterChange, seen: Model | None = None) -> Iterator[int]:
     """The transaction of one change, which holds the revision from its start: changes come one after another,
     and what the law finds inside stays true until the commit."""
     try:
@@ -199,6 +192,17 @@ def _change(wanted: ModelSpec | None, after_change: AfterChange, seen: Model | N
         # A constraint refused what the law did not see. What came in between, the law can name now.
         _refuse(_faults_beside_others(wanted, seen) if wanted else _faults_of_lost_names(None, seen))
         raise
+
+
+def _record(verb: str, row: Model, name: str, revision: int, **told: Any) -> None:
+    record(verb, "model", name, subject_key=row.pk, revision=revision, **told)
+
+
+def _refuse_if_changed(seen: Model, expected: int | None) -> None:
+    if expected is None or expected == seen.revision:
+        return
+    since = Event.objects.filter(kind="model", subject_key=str(seen.pk), revision__gt=expected)
+    raise ChangedSince(seen.name, list(since.order_by("id")))
 
 
 def _detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
@@ -264,89 +268,3 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
 def _changed_meanwhile(name: str) -> Fault:
     sentence = f"model {quote(name)} was changed by somebody else just now; look again, and repeat the edit"
     return Fault(name, "", "", "conflict", sentence)
-
-
-# --- source check -----------------------------------------------------------------------------------
-
-
-def check_source(spec: ModelSpec, *, ask_paths: AskPaths) -> Finding:
-    """Ask the hub or the nodes whether the source exists, may be read and fits the engines. The one place."""
-    target = judge_text(spec)
-    if isinstance(target, Finding):
-        return target
-    if isinstance(target, HubSource):
-        facts = hub.ask(
-            target,
-            endpoint=settings.LLMGW_HUB_ENDPOINT,
-            token=settings.HF_TOKEN,
-            timeout_s=settings.LLMGW_HUB_TIMEOUT_S,
-        )
-        return judge(spec, target, facts)
-    return judge(spec, target, ask_paths(target.path, spec))
-
-
-def _checked(wanted: ModelSpec, by: str, ask_paths: AskPaths, *, skip: bool) -> Finding:
-    if skip:
-        about = f"model {quote(wanted.name)}: source {quote(wanted.source)}"
-        return Finding("warn", "skipped", f"{about} was not checked, on the word of {by}")
-    finding = check_source(wanted, ask_paths=ask_paths)
-    if finding.is_refused:
-        raise SourceRefused(finding)
-    return finding
-
-
-def _reads_otherwise(was: ModelSpec, wanted: ModelSpec) -> bool:
-    engines, engines_before = ({profile.engine for profile in spec.profiles} for spec in (wanted, was))
-    return wanted.source != was.source or engines != engines_before
-
-
-def _source_columns(finding: Finding, by: str, was_skipped: bool) -> dict[str, Any]:
-    was_asked = finding.code != "skipped"
-    return {
-        "source_state": finding.level if was_asked else Model.Source.UNCHECKED,
-        "source_sentence": finding.sentence,
-        "source_facts": dict(finding.facts),
-        "source_checked_at": Now() if was_asked else None,
-        "source_skipped_by": by if was_skipped else "",
-        "source_revision": finding.facts.get("commit", ""),
-    }
-
-
-def _recorded(row: Model) -> Finding:
-    """The finding of the last check, as the row remembers it."""
-    levels = {Model.Source.OK.value: "ok", Model.Source.REFUSE.value: "refuse"}
-    level: Any = levels.get(row.source_state, "warn")
-    return Finding(level, "recorded", row.source_sentence, row.source_facts)
-
-
-# --- keys -------------------------------------------------------------------------------------------
-
-
-def mint_key(name: str, *, user: User, scope: str, by: str, door: str) -> tuple[Key, str]:
-    """A new API key and its text, which is not kept: only this answer ever shows it."""
-    if not name.strip() or len(name) > NAME_LIMIT or not name.isprintable():
-        says = f"a key needs a name of at most {NAME_LIMIT} visible characters, telling what it is for"
-        raise CatalogError([Fault("", "", "name", "required", says)])
-    text = KeyText.from_bytes(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
-    with transaction.atomic():
-        row = Key.objects.create(
-            id=text.id,
-            name=name,
-            user=user,
-            scope=Key.Scope(scope),
-            digest=text.digest(settings.LLMGW_KEY_PEPPER),
-            revision=Revision.advance(),
-        )
-        record("mint", "key", text.id, by=by, door=door, detail={"name": name, "scope": row.scope})
-    return row, text.reveal()
-
-
-def revoke_key(key_id: str, *, by: str, door: str, why: str = "") -> bool:
-    """End a key for good. False where it had ended already, or there is none."""
-    with transaction.atomic():
-        ended = Key.objects.filter(pk=key_id, revoked_at=None).update(
-            revoked_at=Now(), revision=Revision.advance()
-        )
-        if ended:
-            record("revoke", "key", key_id, by=by, door=door, why=why)
-    return ended == 1

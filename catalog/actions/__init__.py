@@ -1,0 +1,38 @@
+"""What may be done to the catalog, one function each: every door calls these and shows their sentences.
+
+A verb judges, asks about the source before its transaction opens, and then writes rows, the Event and the
+revision together. `by` is who did it, `door` where from; `ask_paths` asks the nodes about a path and
+`after_change` wakes whoever acts on the catalog, once the change is committed.
+"""
+
+from catalog.actions.events import record
+from catalog.actions.keys import mint_key, revoke_key
+from catalog.actions.models import (
+    ChangedSince,
+    Outcome,
+    add_model,
+    edit_model,
+    model_as_dict,
+    patch_model,
+    read_catalog,
+    remove_model,
+)
+from catalog.actions.sources import AfterChange, AskPaths, SourceRefused, check_source
+
+__all__ = [
+    "AfterChange",
+    "AskPaths",
+    "ChangedSince",
+    "Outcome",
+    "SourceRefused",
+    "add_model",
+    "check_source",
+    "edit_model",
+    "mint_key",
+    "model_as_dict",
+    "patch_model",
+    "read_catalog",
+    "record",
+    "remove_model",
+    "revoke_key",
+]

@@ -1,0 +1,84 @@
+"""The source check, behind every door: asked before anything is saved, and recorded with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.db.models.functions import Now
+
+from catalog import hub
+from catalog.models import Model
+from catalog.reading import Fault, quote
+from catalog.source import Finding, HubSource, PathFacts, judge, judge_text
+from catalog.spec import ModelSpec
+
+AskPaths = Callable[[str, ModelSpec], Sequence[PathFacts]]
+AfterChange = Callable[[], object]
+
+
+class SourceRefused(ValueError):
+    """The source check said no, and nobody said to save all the same. The text is the sentence found."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        super().__init__(finding)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault("", "", "source", self.finding.code, self.finding.sentence),)
+
+    def __str__(self) -> str:
+        return self.finding.sentence
+
+
+def check_source(spec: ModelSpec, *, ask_paths: AskPaths) -> Finding:
+    """Ask the hub or the nodes whether the source exists, may be read and fits the engines. The one place."""
+    target = judge_text(spec)
+    if isinstance(target, Finding):
+        return target
+    if isinstance(target, HubSource):
+        facts = hub.ask(
+            target,
+            endpoint=settings.LLMGW_HUB_ENDPOINT,
+            token=settings.HF_TOKEN,
+            timeout_s=settings.LLMGW_HUB_TIMEOUT_S,
+        )
+        return judge(spec, target, facts)
+    return judge(spec, target, ask_paths(target.path, spec))
+
+
+def checked(wanted: ModelSpec, by: str, ask_paths: AskPaths, *, skip: bool) -> Finding:
+    """The finding of what may be saved. Raises SourceRefused."""
+    if skip:
+        about = f"model {quote(wanted.name)}: source {quote(wanted.source)}"
+        return Finding("warn", "skipped", f"{about} was not checked, on the word of {by}")
+    finding = check_source(wanted, ask_paths=ask_paths)
+    if finding.is_refused:
+        raise SourceRefused(finding)
+    return finding
+
+
+def reads_otherwise(was: ModelSpec, wanted: ModelSpec) -> bool:
+    engines, engines_before = ({profile.engine for profile in spec.profiles} for spec in (wanted, was))
+    return wanted.source != was.source or engines != engines_before
+
+
+def source_columns(finding: Finding, by: str, was_skipped: bool) -> dict[str, Any]:
+    was_asked = finding.code != "skipped"
+    return {
+        "source_state": finding.level if was_asked else Model.Source.UNCHECKED,
+        "source_sentence": finding.sentence,
+        "source_facts": dict(finding.facts),
+        "source_checked_at": Now() if was_asked else None,
+        "source_skipped_by": by if was_skipped else "",
+        "source_revision": finding.facts.get("commit", ""),
+    }
+
+
+def recorded(row: Model) -> Finding:
+    """The finding of the last check, as the row remembers it."""
+    levels = {Model.Source.OK.value: "ok", Model.Source.REFUSE.value: "refuse"}
+    level: Any = levels.get(row.source_state, "warn")
+    return Finding(level, "recorded", row.source_sentence, row.source_facts)
