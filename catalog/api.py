@@ -19,7 +19,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import GenericViewSet
 
 from catalog import actions
-from catalog.hiding import hide_all
+from catalog.hiding import SEE_ENV, hide_all
 from catalog.models import Event, Model
 from catalog.reading import CatalogError, Fault, quote
 from catalog.rest import MayDo, Pages, asked
@@ -95,7 +95,7 @@ class ModelViewSet(GenericViewSet[Model]):
         }
 
     def _shown(self, model: Model) -> dict[str, Any]:
-        return model_as_dict(model, hides_secrets=not self.request.user.is_superuser)
+        return model_as_dict(model, sees_env=self.request.user.has_perm(SEE_ENV))
 
     def _outcome(self, outcome: actions.Outcome) -> dict[str, Any]:
         shown = self._shown(get_object_or_404(self.get_queryset(), pk=outcome.model.pk))
@@ -122,10 +122,12 @@ class EventViewSet(GenericViewSet[Event]):
             if value := asked(request, field):
                 events = events.filter(**{field: value})
         page = self.paginate_queryset(events)
-        return self.get_paginated_response([_event_as_dict(event) for event in page or ()])
+        return self.get_paginated_response(
+            [_event_as_dict(event, sees_env=request.user.has_perm(SEE_ENV)) for event in page or ()]
+        )
 
 
-def _event_as_dict(event: Event) -> dict[str, Any]:
+def _event_as_dict(event: Event, *, sees_env: bool) -> dict[str, Any]:
     return {
         "id": event.pk,
         "at": event.at.isoformat(),
@@ -135,7 +137,7 @@ def _event_as_dict(event: Event) -> dict[str, Any]:
         "kind": event.kind,
         "subject": event.subject,
         "why": event.why,
-        "detail": hide_all(event.detail),
+        "detail": hide_all(event.detail, sees_env=sees_env),
     }
 
 

@@ -1,6 +1,9 @@
-"""Which environment values look like secrets, and how they are kept from those who may not see them.
+"""What is shown of a profile's environment, and to whom.
 
-A hidden value that comes back from a form or a REST client stands for what is stored: hiding never destroys.
+Secrets are written and never shown: neither to superusers nor in exports. The other values are for whoever
+has the permission SEE_ENV; names are for all who may look. Each function hides everything unless it is told
+otherwise. A hidden value that comes back from a form or a REST client stands for what is stored: hiding never
+destroys.
 """
 
 import re
@@ -11,6 +14,7 @@ from catalog.reading import CatalogError, Fault, quote
 from catalog.spec import ModelSpec
 
 HIDDEN = "(hidden)"
+SEE_ENV = "catalog.see_env"
 
 _SECRET_NAME = re.compile(
     r"(?i)(^|[^a-z])(api_?key|auth|credentials?|key|pass|passphrase|passwd|password|pwd|secret|token)"
@@ -23,29 +27,40 @@ def looks_secret(name: str, value: str) -> bool:
     return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
-def hide(env: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: HIDDEN if looks_secret(name, str(value)) else value for name, value in env.items()}
+def hide(env: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:
+    """The environment as one may see it."""
+    return {
+        name: HIDDEN if not sees_env or looks_secret(name, str(value)) else value
+        for name, value in env.items()
+    }
 
 
-def hide_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's JSON form with its secrets hidden, fit to be sent back to `unhide_model`."""
+def hide_model(model: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:
+    """The model's JSON form as one may see it, fit to be sent back to `unhide_model`."""
     profiles = [
-        {**profile, "env": hide(profile["env"])} if profile.get("env") else profile
+        {**profile, "env": hide(profile["env"], sees_env=sees_env)} if profile.get("env") else profile
         for profile in model.get("profiles", ())
     ]
     return {**model, "profiles": profiles}
 
 
-def hide_all(value: Any) -> Any:
-    """JSON that is only shown (a launch, an event's detail, differences), with what looks secret hidden."""
+def hide_all(value: Any, *, sees_env: bool = False) -> Any:
+    """JSON that is only shown (a launch, an event's detail, differences) as one may see it: environments at
+    any depth, also as what a difference in them was and is, and what looks secret anywhere."""
     if isinstance(value, Mapping):
-        return {
-            name: HIDDEN if isinstance(inner, str) and looks_secret(str(name), inner) else hide_all(inner)
-            for name, inner in value.items()
-        }
+        of_env = ("was", "now") if value.get("field") == "env" else ("env",)
+        return {name: _hide_entry(name, inner, name in of_env, sees_env) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [hide_all(inner) for inner in value]
+        return [hide_all(inner, sees_env=sees_env) for inner in value]
     return HIDDEN if isinstance(value, str) and looks_secret("", value) else value
+
+
+def _hide_entry(name: object, value: Any, is_env: bool, sees_env: bool) -> Any:
+    if is_env and isinstance(value, Mapping):
+        return hide(value, sees_env=sees_env)
+    if isinstance(value, str):
+        return HIDDEN if looks_secret(str(name), value) else value
+    return hide_all(value, sees_env=sees_env)
 
 
 def unhide_model(raw: Any, stored: ModelSpec | None) -> Any:

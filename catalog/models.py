@@ -93,6 +93,7 @@ class Model(models.Model):
 
     class Meta:
         ordering = ["id"]
+        permissions = [("see_env", "Can see the values of profiles' environments, secrets apart")]
         constraints = [
             models.CheckConstraint(condition=~Q(name=""), name="a_model_has_a_name"),
             models.CheckConstraint(condition=~Q(source=""), name="a_model_has_a_source"),
@@ -249,6 +250,7 @@ class Key(models.Model):
     class Meta:
         ordering = ["created_at"]
         verbose_name = "API key"
+        permissions = [("any_key", "Can see, make and revoke API keys of others")]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import GenericViewSet
 
+from catalog.hiding import SEE_ENV
 from catalog.rest import MayDo, Pages, asked
 from nodes.models import Node, Replica
 from nodes.showing import node_as_dict, nodes, of_model, replica_as_dict, replicas
@@ -28,10 +31,13 @@ class ReplicaViewSet(GenericViewSet[Replica]):
         if state := asked(request, "state"):
             found = found.filter(state=state)
         page = self.paginate_queryset(found)
-        return self.get_paginated_response([replica_as_dict(replica) for replica in page or ()])
+        return self.get_paginated_response([self._shown(replica) for replica in page or ()])
 
     def retrieve(self, request: Request, pk: str) -> Response:
-        return Response(replica_as_dict(self.get_object()))
+        return Response(self._shown(self.get_object()))
+
+    def _shown(self, replica: Replica) -> dict[str, Any]:
+        return replica_as_dict(replica, sees_env=self.request.user.has_perm(SEE_ENV))
 
 
 class NodeViewSet(GenericViewSet[Node]):

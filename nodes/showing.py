@@ -80,31 +80,37 @@ def spec_of(model: Model) -> ModelSpec:
     return spec
 
 
-def differences_as_dicts(found: tuple[Difference, ...]) -> list[dict[str, Any]]:
-    """As people read them: durations as texts, secrets hidden."""
+def differences_as_dicts(found: tuple[Difference, ...], *, sees_env: bool = False) -> list[dict[str, Any]]:
+    """As one may read them: durations as texts, and hidden what is to be."""
     return [
-        {"field": each.field, "was": _readable(each.field, each.was), "now": _readable(each.field, each.now)}
+        {
+            "field": each.field,
+            "was": _readable(each.field, each.was, sees_env),
+            "now": _readable(each.field, each.now, sees_env),
+        }
         for each in found
     ]
 
 
-def launch_as_dict(launch: Mapping[str, Any]) -> dict[str, Any]:
-    """As people read it: durations as texts, secrets hidden."""
+def launch_as_dict(launch: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:
+    """As one may read it: durations as texts, and hidden what is to be."""
     profile = launch.get("profile")
     if not isinstance(profile, Mapping):
-        return {key: _readable(key, value) for key, value in launch.items()}
-    shown = {key: _readable(key, value) for key, value in profile.items()}
-    return {key: shown if key == "profile" else _readable(key, value) for key, value in launch.items()}
+        return {key: _readable(key, value, sees_env) for key, value in launch.items()}
+    shown = {key: _readable(key, value, sees_env) for key, value in profile.items()}
+    return {
+        key: shown if key == "profile" else _readable(key, value, sees_env) for key, value in launch.items()
+    }
 
 
-def _readable(field: str, value: Any) -> Any:
+def _readable(field: str, value: Any, sees_env: bool) -> Any:
     if field == "startup_timeout" and isinstance(value, int):
         return format_duration(value)
-    return hide_all({field: value})[field]
+    return hide_all({field: value}, sees_env=sees_env)[field]
 
 
-def replica_as_dict(replica: Replica) -> dict[str, Any]:
-    """A row of `replicas()` as REST and `--json` tell it. What looks secret in its launch is hidden."""
+def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, Any]:
+    """A row of `replicas()` as REST and `--json` tell it."""
     staleness = staleness_of(replica)
     ranks = list(replica.ranks.all())
     head = ranks[0] if ranks else None
@@ -123,9 +129,9 @@ def replica_as_dict(replica: Replica) -> dict[str, Any]:
         "stale_profile": staleness.stale_profile,
         "stale_fields": [each.field for each in staleness.stale_fields],
         "restart_needed": staleness.restart_needed,
-        "differences": differences_as_dicts(staleness.stale_fields),
+        "differences": differences_as_dicts(staleness.stale_fields, sees_env=sees_env),
         "stale_launch": staleness.stale_launch,
-        "launch_differences": differences_as_dicts(staleness.launch_fields),
+        "launch_differences": differences_as_dicts(staleness.launch_fields, sees_env=sees_env),
         "stale_why": staleness.sentence,
         "fingerprint": replica.fingerprint,
         "adopted": replica.is_adopted,
@@ -151,7 +157,7 @@ def replica_as_dict(replica: Replica) -> dict[str, Any]:
             }
             for rank in ranks
         ],
-        "launch": launch_as_dict(replica.launch),
+        "launch": launch_as_dict(replica.launch, sees_env=sees_env),
     }
 
 
@@ -190,12 +196,12 @@ def tally(model: Model) -> Tally:
     )
 
 
-def model_as_dict(model: Model, *, hides_secrets: bool) -> dict[str, Any]:
+def model_as_dict(model: Model, *, sees_env: bool = False) -> dict[str, Any]:
     """A row of `models_with_replicas()` as REST and `--json` tell it: the catalog's form, and its status."""
     spec = spec_of(model)
-    form = spec.as_text_dict()
+    form = hide_model(spec.as_text_dict(), sees_env=sees_env)
     counted = tally(model)
-    return (hide_model(form) if hides_secrets else form) | {
+    return form | {
         "status": {
             "scaling": scaling_words(spec.scaling, settings.LLMGW_IDLE_TIMEOUT),
             "simulated": spec.simulated,

@@ -194,17 +194,22 @@ def test_an_alias_is_no_address(api: Api) -> None:
     assert api("GET", "models/small")[0] == 404
 
 
-def test_secrets_are_shown_to_superusers_alone_and_survive_being_sent_back(api: Api) -> None:
-    a_model(profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra", "A": "1"}}])
-    assert api("GET", "models/tiny")[1]["profiles"][0]["env"]["HF_TOKEN"] == "abracadabra"
+def test_secrets_are_shown_to_nobody_and_survive_being_sent_back(api: Api) -> None:
+    model = a_model(profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra", "A": "open-to-some"}}])
+    a_replica(model, a_node())
     editor = viola()
     editor.user_permissions.add(Permission.objects.get(codename="change_model"))
     theirs = Api(editor)
     _, read = theirs("GET", "models/tiny")
-    assert read["profiles"][0]["env"] == {"A": "1", "HF_TOKEN": HIDDEN}
+    assert read["profiles"][0]["env"] == {"A": HIDDEN, "HF_TOKEN": HIDDEN}
     assert theirs("PUT", "models/tiny", read | {"description": "new"})[0] == 200
-    assert Profile.objects.get().env == {"A": "1", "HF_TOKEN": "abracadabra"}
-    assert "abracadabra" not in json.dumps(theirs("GET", "events")[1])
+    assert Profile.objects.get().env == {"A": "open-to-some", "HF_TOKEN": "abracadabra"}
+    edited(model, env={"A": "open-to-others", "HF_TOKEN": "abracadabra"})
+    for path in ("models", "replicas", "events"):
+        for_all, for_some = json.dumps(theirs("GET", path)[1]), json.dumps(api("GET", path)[1])
+        assert "open-to" not in for_all
+        assert "open-to-others" in for_some
+        assert "abracadabra" not in for_all + for_some
 
 
 def test_a_model_that_another_falls_back_to_is_a_conflict(api: Api) -> None:

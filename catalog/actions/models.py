@@ -154,7 +154,7 @@ def remove_model(
         _refuse(_faults_of_lost_names(None, seen))
         if Model.objects.filter(pk=seen.pk).delete()[0]:
             Tombstone.objects.create(name=seen.name, revision=revision)
-            detail = {"model": hide_all(seen.spec.as_text_dict())}
+            detail = {"model": hide_all(seen.spec.as_text_dict(), sees_env=True)}
             _record("remove", seen, seen.name, revision, by=by, door=door, why=why, detail=detail)
 
 
@@ -212,7 +212,7 @@ def _detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
         "sentence": finding.sentence,
         "skipped": was_skipped,
     }
-    return {**{key: hide_all(value) for key, value in what.items()}, "source_check": source}
+    return {**hide_all(what, sees_env=True), "source_check": source}
 
 
 def _changes(was: ModelSpec, now: ModelSpec) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Command(BaseCommand):
             )
             row = models_with_replicas().get(pk=outcome.model.pk)
         if options["json"]:
-            print_json(self.stdout, model_as_dict(row, hides_secrets=False))
+            print_json(self.stdout, model_as_dict(row, sees_env=True))
         else:
             scaling = scaling_words(spec_of(row).scaling, settings.LLMGW_IDLE_TIMEOUT)
             hint = "; without --min or --max nothing runs" if row.scaling_max == 0 else ""

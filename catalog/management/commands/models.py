@@ -32,7 +32,7 @@ class Command(BaseCommand):
                 return
             rows = list(models_with_replicas())
             if options["json"]:
-                print_json(self.stdout, [model_as_dict(row, hides_secrets=False) for row in rows])
+                print_json(self.stdout, [model_as_dict(row, sees_env=True) for row in rows])
                 return
             if not rows:
                 self.stdout.write("The catalog is empty; manage.py model_add adds a model.")

@@ -31,7 +31,9 @@ class Command(BaseCommand):
             found = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
             if model is not None:
                 found = found.filter(of_model(model))
-            rows = [(replica_as_dict(replica), staleness_of(replica).word) for replica in found]
+            rows = [
+                (replica_as_dict(replica, sees_env=True), staleness_of(replica).word) for replica in found
+            ]
         if options["json"]:
             print_json(self.stdout, [told for told, _ in rows])
             return
