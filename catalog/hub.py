@@ -3,21 +3,25 @@
 Never downloads weights and never raises for what a hub may do: missing, gated, slow, broken and captive pages
 are all facts. One question takes no longer than its time-out, whatever the far side drips. A redirect to
 another host is not followed, so neither the question nor the token goes where the operator did not send it.
+A good answer may be given again for a short while, and no other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, ModelInfo, get_session
+from huggingface_hub import HfApi, ModelInfo, get_session, hf_hub_url
 from huggingface_hub.errors import (
+    DisabledRepoError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -25,12 +29,19 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers
 
 from catalog.reading import shown
 from catalog.source import Answer, HubFacts, HubFile, HubSource
 
-_ANSWER_LIMIT_BYTES = 32 * 1024 * 1024  # the listing of a very large repository is a few megabytes
+ANSWER_LIMIT_BYTES = 32 * 1024 * 1024  # the listing of a very large repository is a few megabytes
+CONFIG = "config.json"
+CONFIG_LIMIT_BYTES = 1024 * 1024
 _CAUSE_LIMIT = 200
+KEPT_ANSWERS = 128
+
+# What is no answer of a hub, however it parses: a login page, a list, JSON without an end of brackets.
+_SENSELESS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, httpx2.InvalidURL)
 
 
 class _Unusable(Exception):
@@ -39,21 +50,30 @@ class _Unusable(Exception):
 
 # --- bounds on the client -------------------------------------------------------------------------
 
-# Only questions of this module have a deadline; downloads that share the client are left as they are.
-_deadline_s: ContextVar[float | None] = ContextVar("deadline of the question to the hub", default=None)
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """By the monotonic clock, and of one answer."""
+
+    deadline_s: float
+    limit_bytes: int
+
+
+# Only questions of this module are bounded; downloads that share the client are left as they are.
+_bounds: ContextVar[_Bounds | None] = ContextVar("bounds of the question to the hub", default=None)
 
 
 class _BoundedStream(httpx2.SyncByteStream):
-    def __init__(self, stream: httpx2.SyncByteStream, deadline_s: float) -> None:
-        self._stream, self._deadline_s = stream, deadline_s
+    def __init__(self, stream: httpx2.SyncByteStream, bounds: _Bounds) -> None:
+        self._stream, self._bounds = stream, bounds
 
     def __iter__(self) -> Iterator[bytes]:
         taken_bytes = 0
         for chunk in self._stream:
             taken_bytes += len(chunk)
-            if taken_bytes > _ANSWER_LIMIT_BYTES:
-                raise _Unusable(f"its answer is longer than {_ANSWER_LIMIT_BYTES // 1024**2} MiB")
-            if time.monotonic() > self._deadline_s:
+            if taken_bytes > self._bounds.limit_bytes:
+                raise _Unusable(f"its answer is longer than {self._bounds.limit_bytes // 1024**2} MiB")
+            if time.monotonic() > self._bounds.deadline_s:
                 raise httpx2.ReadTimeout("the answer did not end in time")
             yield chunk
 
@@ -62,22 +82,22 @@ class _BoundedStream(httpx2.SyncByteStream):
 
 
 def _bound_request(request: httpx2.Request) -> None:
-    deadline_s = _deadline_s.get()
-    if deadline_s is not None:
-        left_s = max(deadline_s - time.monotonic(), 0.001)
+    bounds = _bounds.get()
+    if bounds is not None:
+        left_s = max(bounds.deadline_s - time.monotonic(), 0.001)
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left_s)
 
 
 def _bound_response(response: httpx2.Response) -> None:
-    deadline_s = _deadline_s.get()
-    if deadline_s is None:
+    bounds = _bounds.get()
+    if bounds is None:
         return
     if response.has_redirect_location:
         target = response.request.url.join(response.headers["location"])
         if _origin(target) != _origin(response.request.url):
             raise _Unusable(f"it sends the question on to another host, {shown(target.host)}")
     assert isinstance(response.stream, httpx2.SyncByteStream)
-    response.stream = _BoundedStream(response.stream, deadline_s)
+    response.stream = _BoundedStream(response.stream, bounds)
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
@@ -94,28 +114,76 @@ def _bound_client() -> None:
         client.event_hooks = hooks
 
 
+# --- answers that are kept ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Good answers, each with the time by the monotonic clock when it was given; the oldest leaves first."""
+
+    _kept: OrderedDict[tuple[str, ...], tuple[float, HubFacts]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def recall(self, question: tuple[str, ...], young_s: float) -> HubFacts | None:
+        """The answer, if it is younger than this."""
+        with self._lock:
+            given_s, facts = self._kept.get(question, (0.0, None))
+        return facts if facts and time.monotonic() - given_s < young_s else None
+
+    def keep(self, question: tuple[str, ...], facts: HubFacts) -> None:
+        with self._lock:
+            self._kept.pop(question, None)
+            if facts.answer is Answer.FOUND:
+                self._kept[question] = (time.monotonic(), facts)
+            while len(self._kept) > KEPT_ANSWERS:
+                self._kept.popitem(last=False)
+
+
+_answers = _Answers()
+
+
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def ask(source: HubSource, *, endpoint: str, token: str, timeout_s: float) -> HubFacts:
-    """What the hub at `endpoint` says of the source. Without a token it asks as nobody."""
-    facts = HubFacts(Answer.UNREACHABLE, _without_login(endpoint), has_token=bool(token))
-    answers: list[HubFacts] = []
-    deadline_s = time.monotonic() + timeout_s
-    api = HfApi(
-        endpoint=endpoint.rstrip("/"), token=token or False
-    )  # False: not even as the user logged in here
+def ask(
+    source: HubSource,
+    *,
+    endpoint: str,
+    token: str,
+    timeout_s: float,
+    young_s: float = 0,
+    limit_bytes: int = ANSWER_LIMIT_BYTES,
+) -> HubFacts:
+    """What the hub at `endpoint` says of the source. Without a token it asks as nobody.
 
-    def put_question() -> None:
-        _deadline_s.set(deadline_s)
+    An answer that was given to the same question less than `young_s` ago is given again.
+    """
+    question = (endpoint, source.repo, source.revision, hashlib.sha256(token.encode()).hexdigest())
+    recalled = _answers.recall(question, young_s)
+    if recalled is not None:
+        return recalled
+    facts = HubFacts(Answer.UNREACHABLE, _without_login(endpoint), has_token=bool(token))
+    told: list[HubFacts] = []
+    deadline_s = time.monotonic() + timeout_s
+    credential = token or False  # False: not even as the user who is logged in on this machine
+    api = HfApi(endpoint=endpoint.rstrip("/"), token=credential)
+
+    def put_questions() -> None:
+        _bounds.set(_Bounds(deadline_s, limit_bytes))
         _bound_client()
-        answers.append(_ask(api, source, facts))
+        found = _ask(api, source, facts)
+        told.append(found)
+        if found.answer is Answer.FOUND and any(each.name == CONFIG for each in found.files):
+            _bounds.set(_Bounds(deadline_s, min(limit_bytes, CONFIG_LIMIT_BYTES)))
+            told.append(_with_config(api, credential, source, found))
 
     # Resolving a name, and headers that trickle in, heed no time-out: hence a thread, which can be left.
-    thread = threading.Thread(target=put_question, name="question to the hub", daemon=True)
+    thread = threading.Thread(target=put_questions, name="question to the hub", daemon=True)
     thread.start()
     thread.join(timeout_s + 0.1)
-    return answers[0] if answers else replace(facts, cause=f"no answer within {timeout_s:g} s")
+    answer = told[-1] if told else replace(facts, cause=f"no answer within {timeout_s:g} s")
+    _answers.keep(question, answer)
+    return answer
 
 
 def _ask(api: HfApi, source: HubSource, facts: HubFacts) -> HubFacts:
@@ -151,6 +219,8 @@ def _put(question: Callable[[], HubFacts], facts: HubFacts) -> HubFacts:
         return replace(facts, answer=_of_missing(missing.response.status_code))
     except HFValidationError:
         return replace(facts, answer=Answer.NOT_FOUND)
+    except DisabledRepoError:
+        return replace(facts, answer=Answer.DISABLED)
     except HfHubHTTPError as error:
         return _of_status(error, facts)
     except OfflineModeIsEnabled:
@@ -161,7 +231,7 @@ def _put(question: Callable[[], HubFacts], facts: HubFacts) -> HubFacts:
         return replace(facts, cause=shown(f"{type(error).__name__}: {error}", _CAUSE_LIMIT))
     except _Unusable as unusable:
         return replace(facts, cause=str(unusable))
-    except (ValueError, TypeError, KeyError, AttributeError, httpx2.InvalidURL):
+    except _SENSELESS:
         return replace(facts, cause="its answer is not what a hub says (a login page of the network?)")
 
 
@@ -183,17 +253,13 @@ def _of_status(error: HfHubHTTPError, facts: HubFacts) -> HubFacts:
 
 def _from_info(info: ModelInfo, facts: HubFacts) -> HubFacts:
     files = tuple(
-        HubFile(sibling.rfilename, sibling.size if isinstance(sibling.size, int) else None)
+        HubFile(sibling.rfilename, _size(sibling.size))
         for sibling in info.siblings or ()
         if isinstance(sibling.rfilename, str) and sibling.rfilename.isprintable()
     )
     commit = info.sha if isinstance(info.sha, str) and _is_commit(info.sha) else ""
     config = info.config if isinstance(info.config, dict) else {}
     gguf = info.gguf if isinstance(info.gguf, dict) else {}
-    architectures = config.get("architectures")
-    architecture = gguf.get("architecture") or (
-        architectures[0] if isinstance(architectures, list) and architectures else ""
-    )
     return replace(
         facts,
         answer=Answer.FOUND,
@@ -202,9 +268,68 @@ def _from_info(info: ModelInfo, facts: HubFacts) -> HubFacts:
         files=files,
         is_gated=bool(info.gated),
         pipeline_tag=_text(info.pipeline_tag),
-        architecture=_text(architecture),
+        architecture=_text(gguf.get("architecture")) or _architecture(config),
         context_length=_count(gguf.get("context_length")),
     )
+
+
+# --- the model's own config -----------------------------------------------------------------------
+
+# Families of models have names of their own for the same thing.
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
+_HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")  # of a model that reads images or sound, too
+
+
+def _with_config(api: HfApi, credential: str | bool, source: HubSource, found: HubFacts) -> HubFacts:
+    """With what config.json adds. One that is missing, broken or elsewhere adds nothing and is no refusal."""
+    try:
+        revision = found.commit or source.revision or None
+        url = hf_hub_url(source.repo, CONFIG, revision=revision, endpoint=api.endpoint)
+        answer = get_session().get(url, headers=build_hf_headers(token=credential))
+        config = answer.json() if answer.status_code == 200 else None
+    except (httpx2.HTTPError, OfflineModeIsEnabled, _Unusable, *_SENSELESS):
+        return found
+    if not isinstance(config, dict):
+        return found
+    text = next((config[part] for part in _TEXT_PARTS if isinstance(config.get(part), dict)), {})
+    return replace(
+        found,
+        architecture=found.architecture or _architecture(config),
+        context_length=found.context_length or _context_length(text) or _context_length(config),
+        attention_heads=_first_count(text, _HEADS_KEYS) or _first_count(config, _HEADS_KEYS),
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return _text(names[0]) if isinstance(names, list) and names else ""
+
+
+def _context_length(config: Mapping[str, Any]) -> int:
+    """In tokens. YaRN is given as a factor on what the model was trained with at first."""
+    stated = _first_count(config, _CONTEXT_KEYS)
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return stated
+    factor = rope.get("factor")
+    if not isinstance(factor, int | float) or not 1 <= factor <= 1000:
+        return stated
+    return max(stated, int(_count(rope.get("original_max_position_embeddings")) * factor))
+
+
+def _first_count(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    return next((_count(config[key]) for key in keys if _count(config.get(key))), 0)
+
+
+# --- reading what strangers wrote -----------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -217,6 +342,10 @@ def _is_commit(text: str) -> bool:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
+
+
+def _size(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else None
 
 
 def _without_login(endpoint: str) -> str:

@@ -221,7 +221,7 @@ def judge_hub(model: ModelSpec, source: HubSource, facts: HubFacts) -> Finding:
     commit = f" at commit {facts.commit[:12]}" if facts.commit else ""
     size = f", {known['bytes'] / 1e9:.1f} GB" if known["bytes"] else ""
     ok = f"{on} found{commit}{size} in {_counted(len(choice.files), 'file')}"
-    return worst([*found, Finding("ok", "found", ok)], {key: value for key, value in known.items() if value})
+    return _worst([*found, Finding("ok", "found", ok)], {key: value for key, value in known.items() if value})
 
 
 def _token(facts: HubFacts) -> str:
@@ -272,9 +272,7 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         return Finding("refuse", "path_missing", sentence, known)
     if not have:
         who = f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
-        return Finding(
-            "warn", "path_unasked", f"{on} could not be checked: {who}; check again later", known
-        )
+        return Finding("warn", "path_unasked", f"{on} could not be checked: {who}; check again later", known)
 
     first = have[0]
     name = source.path.rsplit("/", 1)[-1]
@@ -288,7 +286,7 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         says = f"is on {_listed(have)} and not on {_listed(lack)}; copy it there if they shall run it, too"
         found.append(Finding("warn", "path_partly", f"{on} {says}"))
     found.append(Finding("ok", "found", f"{on} found on {_listed(have)}"))
-    return worst(found, {key: value for key, value in known.items() if value})
+    return _worst(found, {key: value for key, value in known.items() if value})
 
 
 def _engines(model: ModelSpec) -> tuple[str, ...]:
@@ -310,7 +308,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def worst(findings: Sequence[Finding], known: Mapping[str, Any]) -> Finding:
+def _worst(findings: Sequence[Finding], known: Mapping[str, Any]) -> Finding:
     """The first of the worst, with these facts and what the others warn of."""
     told = max(findings, key=lambda finding: _SEVERITY[finding.level])
     also = [finding.sentence for finding in findings if finding is not told and finding.level != "ok"]

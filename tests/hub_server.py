@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,12 @@ class Hub:
         path = f"/api/models/{repo}" + (f"/revision/{revision}" if revision else "")
         self.replies[path] = Reply(body=listing(repo, *files, **info))
 
+    def has_file(self, repo: str, name: str, reply: Reply, revision: str = COMMIT) -> None:
+        """Files of a few kilobytes lie behind a redirect on the hub itself."""
+        kept = f"/api/resolve-cache/models/{repo}/{revision}/{name}"
+        self.replies[f"/{repo}/resolve/{revision}/{name}"] = Reply(307, b"", {"Location": kept})
+        self.replies[kept] = reply
+
 
 def listing(repo: str, *files: str, **info: Any) -> dict[str, Any]:
     """The model info of a repository, as the hub writes it with blobs=true. Each file has 1000 bytes."""
@@ -46,7 +53,7 @@ def listing(repo: str, *files: str, **info: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def running_hub() -> Iterator[Hub]:
+def running_hub(tls: ssl.SSLContext | None = None) -> Iterator[Hub]:
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             hub.asked.append((self.path, self.headers.get("Authorization")))
@@ -71,7 +78,9 @@ def running_hub() -> Iterator[Hub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    hub = Hub(f"http://127.0.0.1:{server.server_port}")
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    hub = Hub(f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -17,6 +17,7 @@ from catalog.source import (
     SourceError,
     judge,
     judge_hub,
+    judge_offline,
     judge_paths,
     judge_text,
     parse_source,
@@ -166,6 +167,10 @@ UNANSWERED = {
             " set HF_TOKEN to a token that may"
         ),
     ),
+    "a repository that the hub has disabled": (
+        HubFacts(Answer.DISABLED, HUB),
+        f'model "m": source "org/m@v2": {HUB} has disabled "org/m" for everybody; choose another',
+    ),
     "no way to the hub": (
         HubFacts(Answer.UNREACHABLE, HUB, cause="no answer in time"),
         (
@@ -187,7 +192,14 @@ def test_every_answer_has_its_sentence() -> None:
 
 
 def test_a_good_check_says_what_was_found_and_records_it() -> None:
-    facts = found("config.json", "a.safetensors", "b.safetensors", pipeline_tag="text-generation")
+    facts = found(
+        *("config.json", "a.safetensors", "b.safetensors"),
+        pipeline_tag="text-generation",
+        architecture="LlamaForCausalLM",
+        context_length=8192,
+        attention_heads=32,
+        is_gated=True,
+    )
     finding = judged(facts)
     assert finding.level == "ok"
     assert finding.sentence == f'model "m": source "org/m" found at commit {"a" * 12}, 2.0 GB in 2 files'
@@ -198,7 +210,34 @@ def test_a_good_check_says_what_was_found_and_records_it() -> None:
         "files": ["a.safetensors", "b.safetensors"],
         "file_count": 2,
         "pipeline_tag": "text-generation",
+        "architecture": "LlamaForCausalLM",
+        "context_length": 8192,
+        "attention_heads": 32,
+        "gated": True,
     }
+
+
+def test_offline_nobody_is_asked_and_that_is_said() -> None:
+    finding = judge_offline(model(), HubSource("org/m", "v2"))
+    assert (finding.level, finding.code, finding.is_answered) == ("warn", "offline", False)
+    assert finding.sentence == (
+        'model "m": source "org/m@v2" was not looked up, as llmgw is offline (LLMGW_OFFLINE);'
+        " nodes must hold its weights already"
+    )
+
+
+@pytest.mark.parametrize(
+    ("finding", "is_answered"),
+    [
+        pytest.param(judged(found("a.safetensors")), True, id="found"),
+        pytest.param(judged(HubFacts(Answer.NOT_FOUND, HUB)), True, id="missing"),
+        pytest.param(judged(HubFacts(Answer.UNREACHABLE, HUB, cause="x")), False, id="unreachable"),
+        pytest.param(judge_paths(model(), PathSource("/m"), []), False, id="no node to ask"),
+        pytest.param(judge_paths(model(), PathSource("/m"), [PathFacts("a", False)]), True, id="no node"),
+    ],
+)
+def test_what_nobody_answered_is_told_from_a_no(finding: Finding, is_answered: bool) -> None:
+    assert finding.is_answered is is_answered
 
 
 def test_an_unknown_size_is_not_recorded_as_a_small_one() -> None:
@@ -230,6 +269,7 @@ def test_of_two_findings_the_worse_is_told_and_the_other_kept() -> None:
 
 
 SHARDS = ("q-00001-of-00002.gguf", "q-00002-of-00002.gguf")
+QUANTS = ("q4/m-q4-00001-of-00002.gguf", "q4/m-q4-00002-of-00002.gguf", "q8/m-q8.gguf")
 
 
 @pytest.mark.parametrize(
@@ -261,6 +301,22 @@ SHARDS = ("q-00001-of-00002.gguf", "q-00002-of-00002.gguf")
         ),
         pytest.param(
             ("llamacpp",), ("a.gguf", "b.gguf"), "*.gguf", "refuse", "many_ggufs", (), id="a loose glob"
+        ),
+        pytest.param(("llamacpp",), (*SHARDS, "r.gguf"), SHARDS[1], "ok", "", SHARDS, id="one shard for all"),
+        pytest.param(
+            ("llamacpp",), QUANTS, "*00001-of-*", "ok", "", QUANTS[:2], id="shards in a folder, by a glob"
+        ),
+        pytest.param(("llamacpp",), QUANTS, "*q8*", "ok", "", QUANTS[2:], id="the one beside the shards"),
+        pytest.param(("llamacpp",), QUANTS, "", "refuse", "many_ggufs", (), id="shards count as one"),
+        pytest.param(("llamacpp",), SHARDS[:1], "", "refuse", "no_shard", (), id="a shard is missing"),
+        pytest.param(
+            ("llamacpp",), ("mmproj-q.gguf",), "", "refuse", "no_gguf", (), id="nothing but a projector"
+        ),
+        pytest.param(
+            ("llamacpp",), ("a[1].gguf", "b.gguf"), "a[1].gguf", "ok", "", ("a[1].gguf",), id="brackets in it"
+        ),
+        pytest.param(
+            ("vllm",), ("a.safetensors", "q.gguf"), "q.gguf", "warn", "gguf", ("q.gguf",), id="GGUF chosen"
         ),
         pytest.param(("llamacpp",), ("a.gguf",), "c.gguf", "refuse", "no_file", (), id="no such file"),
         pytest.param(
@@ -301,6 +357,13 @@ def test_several_gguf_files_are_listed_a_few_of_them() -> None:
         'model "m": source "org/m" holds 7 GGUF models; choose one by its file name, as in'
         " org/name:file.gguf,"
         " from q0.gguf, q1.gguf, q2.gguf, q3.gguf, q4.gguf, ..."
+    )
+
+
+def test_missing_shards_are_listed() -> None:
+    assert judged(found("q-00001-of-00003.gguf"), "llamacpp").sentence == (
+        'model "m": source "org/m" holds a GGUF model that lacks 2 of its shards'
+        " (q-00002-of-00003.gguf, q-00003-of-00003.gguf); bring them there, or choose another"
     )
 
 
@@ -400,6 +463,16 @@ PATHS = {
 def test_a_path_is(facts: list[PathFacts], expected: tuple[str, str, str]) -> None:
     finding = judge_paths(model("llamacpp", source=PATH.path), PATH, facts)
     assert (finding.level, finding.code, finding.sentence) == expected
+
+
+def test_one_shard_by_its_path_says_nothing_of_those_beside_it() -> None:
+    shard = "q-00001-of-00002.gguf"
+    finding = judge_paths(
+        model("llamacpp", source=f"/models/{shard}"),
+        PathSource(f"/models/{shard}"),
+        [here("a", files=(shard,))],
+    )
+    assert (finding.level, finding.facts["files"]) == ("ok", [shard])
 
 
 def test_a_path_in_the_wrong_form_warns_the_engine_that_cannot_read_it() -> None:
