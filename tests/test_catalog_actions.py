@@ -106,7 +106,7 @@ WHOLE = {
 
 def test_a_model_is_read_back_as_it_was_given() -> None:
     add(model("other", aliases=["other-alias"]))
-    row = add(WHOLE, skip_source_check=True).model
+    row = add(WHOLE, skip_source_check=True, why="later").model
     assert read_catalog().resolve("a") == row.spec == ModelSpec.load(WHOLE)
     assert ModelSpec.load(model_as_dict(row)) == row.spec
     assert [profile.fingerprint for profile in row.profiles.all()] == [
@@ -173,7 +173,7 @@ def test_a_secret_in_the_environment_is_not_written_into_the_event() -> None:
 )
 def test_a_model_that_breaks_the_law_is_not_saved(raw: Any, sentence: str) -> None:
     add(model("m", aliases=["m-chat"]))
-    assert refusal(add, raw, skip_source_check=True) == sentence
+    assert refusal(add, raw, skip_source_check=True, why="later") == sentence
 
 
 def test_the_law_comes_before_the_question_to_the_hub(hub: Hub) -> None:
@@ -218,6 +218,16 @@ def test_a_refused_source_is_saved_on_somebodys_word_and_that_is_recorded(hub: H
     assert event.detail["source_check"]["skipped"] is True
 
 
+@pytest.mark.parametrize("why", ["", "  \n"], ids=["nothing", "blanks"])
+def test_a_check_is_skipped_only_for_a_reason(hub: Hub, why: str) -> None:
+    sentence = 'model "real": the source check is skipped only for a reason; say why, for the history to keep'
+    assert refusal(add, REAL, skip_source_check=True, why=why) == sentence
+    hub.has_repository("org/real", "a.safetensors")
+    add(REAL)
+    assert refusal(edit, "real", REAL | {"source": "org/b"}, skip_source_check=True, why=why) == sentence
+    assert edit("real", REAL | {"scaling": {"max": 4}}, skip_source_check=True, why=why).finding.level == "ok"
+
+
 def test_an_edit_of_something_else_asks_nobody_again(hub: Hub) -> None:
     hub.has_repository("org/real", "a.safetensors")
     add(REAL)
@@ -236,11 +246,11 @@ def test_an_edit_of_what_is_read_asks_again(hub: Hub, change: dict[str, Any]) ->
     add(REAL)
     hub.replies.clear()
     assert "is not found or private" in refusal(edit, "real", REAL | change)
-    assert edit("real", REAL | change, skip_source_check=True).model.source_skipped_by == "bob"
+    assert edit("real", REAL | change, skip_source_check=True, why="later").model.source_skipped_by == "bob"
 
 
 def test_a_skipped_check_is_made_up_for_without_standing_in_the_way(hub: Hub) -> None:
-    add(REAL, skip_source_check=True)
+    add(REAL, skip_source_check=True, why="later")
     row = edit("real", REAL | {"description": "still missing"}).model
     assert (row.description, row.source_state, row.source_skipped_by) == ("still missing", "refuse", "ann")
     hub.has_repository("org/real", "a.safetensors")
@@ -273,7 +283,7 @@ def test_one_place_checks_sources_for_everybody(hub: Hub) -> None:
 def test_an_edit_makes_the_model_what_was_said_whole() -> None:
     add(model("other", aliases=["other-alias"]))
     add(model("chat", aliases=["a", "gone"]))
-    edit("chat", WHOLE, skip_source_check=True)
+    edit("chat", WHOLE, skip_source_check=True, why="later")
     assert read_catalog().resolve("chat") == ModelSpec.load(WHOLE)
     edit("chat", model("chat"))
     assert read_catalog().resolve("chat") == ModelSpec.load(model("chat"))
@@ -357,10 +367,10 @@ def test_a_name_that_is_a_fallback_cannot_be_renamed_away() -> None:
 
 
 def test_an_edit_that_was_overtaken_while_the_nodes_were_asked_is_refused() -> None:
-    add(LOCAL, skip_source_check=True)
+    add(LOCAL, skip_source_check=True, why="later")
 
     def overtake(path: str, spec: ModelSpec) -> list[PathFacts]:
-        edit("local", LOCAL | {"description": "theirs"}, skip_source_check=True)
+        edit("local", LOCAL | {"description": "theirs"}, skip_source_check=True, why="later")
         return []
 
     with pytest.raises(CatalogError, match=r'^model "local" was changed by somebody else just now;'):

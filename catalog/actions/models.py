@@ -16,6 +16,7 @@ from catalog.actions.sources import (
     AskPaths,
     check_source,
     checked,
+    faults_of_skipping,
     reads_otherwise,
     recorded,
     source_columns,
@@ -64,7 +65,8 @@ def add_model(
 ) -> Outcome:
     """Raises CatalogError or SourceRefused, having saved nothing."""
     wanted = ModelSpec.load(unhide_model(raw, None))
-    _refuse(_faults_beside_others(wanted))
+    skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
+    _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
     with change(wanted, after_change) as revision:
         _refuse(_faults_beside_others(wanted))
@@ -75,7 +77,7 @@ def add_model(
         write_names(row, wanted)
         write_fallbacks(row, wanted)
         write_profiles(row, wanted)
-        detail = _detail(finding, skip_source_check, model=wanted.as_text_dict())
+        detail = checked_detail(finding, skip_source_check, model=wanted.as_text_dict())
         _record("add", row, wanted.name, revision, by=by, door=door, why=why, detail=detail)
     return Outcome(whole_models().get(pk=row.pk), finding, warnings(wanted))
 
@@ -106,7 +108,8 @@ def edit_model(
     wanted = ModelSpec.load_edit(unhide_model(raw, was), was)
     is_scaling_alone = replace(wanted, scaling=was.scaling) == was
     if not is_scaling_alone:
-        _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
+        skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
+        _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen) + skipping)
     if reads_otherwise(was, wanted):
         finding = checked(wanted, by, ask_paths, skip=skip_source_check)
         checks = source_columns(finding, by, skip_source_check)
@@ -132,7 +135,7 @@ def edit_model(
         if wanted.fallbacks != was.fallbacks:
             write_fallbacks(seen, wanted)
         write_profiles(seen, wanted)
-        detail = _detail(finding, skip_source_check, **_changes(was, wanted))
+        detail = checked_detail(finding, skip_source_check, **changes(was, wanted))
         _record("edit", seen, wanted.name, revision, by=by, door=door, why=why, detail=detail)
     return Outcome(whole_models().get(pk=seen.pk), finding, warnings(wanted))
 
@@ -205,7 +208,7 @@ def _refuse_if_changed(seen: Model, expected: int | None) -> None:
     raise ChangedSince(seen.name, list(since.order_by("id")))
 
 
-def _detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
+def checked_detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
     source = {
         "level": finding.level,
         "code": finding.code,
@@ -215,7 +218,7 @@ def _detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
     return {**hide_all(what, sees_env=True), "source_check": source}
 
 
-def _changes(was: ModelSpec, now: ModelSpec) -> dict[str, Any]:
+def changes(was: ModelSpec, now: ModelSpec) -> dict[str, Any]:
     """What an edit changed, as its Event keeps it."""
     old, new = was.as_text_dict(), now.as_text_dict()
     old_profiles = {profile["name"]: profile for profile in old.pop("profiles")}
@@ -225,11 +228,15 @@ def _changes(was: ModelSpec, now: ModelSpec) -> dict[str, Any]:
         for name, profile in old_profiles.items()
         if name in new_profiles and profile != new_profiles[name]
     }
+    stayed = [name for name in new_profiles if name in old_profiles]
+    is_reordered = stayed != [name for name in old_profiles if name in new_profiles]
     return {
         "changed": [asdict(each) for each in differences(old, new)],
         "profiles_changed": edited,
         "profiles_added": [name for name in new_profiles if name not in old_profiles],
         "profiles_removed": [name for name in old_profiles if name not in new_profiles],
+        # Of two profiles of one priority, the first that fits is taken.
+        **({"profiles_order": list(new_profiles)} if is_reordered else {}),
     }
 
 

@@ -60,6 +60,14 @@ def checked(wanted: ModelSpec, by: str, ask_paths: AskPaths, *, skip: bool) -> F
     return finding
 
 
+def faults_of_skipping(name: str, why: str, *, skip: bool) -> list[Fault]:
+    """Whoever saves what nobody has checked says why, whatever door it comes through."""
+    if not skip or why.strip():
+        return []
+    says = "the source check is skipped only for a reason; say why, for the history to keep"
+    return [Fault(name, "", "why", "required", f"model {quote(name)}: {says}")]
+
+
 def reads_otherwise(was: ModelSpec, wanted: ModelSpec) -> bool:
     engines, engines_before = ({profile.engine for profile in spec.profiles} for spec in (wanted, was))
     return wanted.source != was.source or engines != engines_before

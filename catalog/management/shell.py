@@ -90,7 +90,7 @@ def refusals() -> Iterator[None]:
     except CatalogError as no:
         raise CommandError("\n".join(fault.sentence for fault in no.faults)) from None
     except SourceRefused as no:
-        hint = "Nothing was saved; --skip-source-check saves it all the same."
+        hint = "Nothing was saved; --skip-source-check --why REASON saves it all the same."
         raise CommandError(f"{shown(str(no), 2_000)}\n{hint}") from None
     except TypingError as no:
         raise CommandError(str(no)) from None

@@ -55,7 +55,9 @@ class Command(BaseCommand):
         )
         parser.add_argument("--profile", action="append", default=[], metavar="KEY=VALUE", help="see below")
         parser.add_argument(
-            "--skip-source-check", action="store_true", help="save without asking for the source"
+            "--skip-source-check",
+            action="store_true",
+            help="save without asking for the source; --why says the reason",
         )
         add_why(parser)
         add_json(parser)
