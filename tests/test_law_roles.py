@@ -1,0 +1,66 @@
+"""The roles: what their migration makes, adds to, and takes back."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+pytestmark = pytest.mark.django_db
+
+roles = import_module("llmgw.migrations.0001_roles")
+
+
+def run(step: Any) -> None:
+    """A step of the migration, with the models as they were at its time."""
+    state = MigrationExecutor(connection).loader.project_state([("llmgw", "0001_roles")])
+    step(state.apps, SimpleNamespace(connection=connection))
+
+
+def may(role: str) -> set[str]:
+    return {each.codename for each in Group.objects.get(name=role).permissions.all()}
+
+
+def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
+    assert may("viewer") == {
+        "view_event", "view_key", "view_model", "view_node", "view_orphan", "view_replica",
+    }  # fmt: skip
+    assert may("operator") - may("viewer") == {
+        "add_key", "add_model", "change_key", "change_model", "change_node", "change_replica", "delete_model",
+        "see_env",
+    }  # fmt: skip
+    assert may("admin") - may("operator") == {
+        "add_group", "add_user", "any_key", "change_group", "change_user", "delete_group", "delete_user",
+        "view_group", "view_user",
+    }  # fmt: skip
+    assert may("viewer") < may("operator") < may("admin")
+
+
+def test_roles_are_made_where_not_even_permissions_are_there() -> None:
+    Group.objects.all().delete()
+    Permission.objects.all().delete()
+    run(roles.give)
+    assert may("viewer") < may("operator") < may("admin")
+
+
+def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
+    group = Group.objects.get(name="viewer")
+    group.permissions.set(Permission.objects.filter(codename="add_user"))
+    member = User.objects.create_user("viola")
+    member.groups.add(group)
+    run(roles.give)
+    run(roles.give)
+    assert may("viewer") == {"add_user"} | roles.VIEWER["catalog"] | roles.VIEWER["nodes"]
+    assert list(group.user_set.all()) == [member]
+
+
+def test_going_back_takes_groups_that_nobody_uses() -> None:
+    Group.objects.get(name="operator").user_set.add(User.objects.create_user("otto"))
+    Group.objects.get(name="admin").permissions.add(Permission.objects.get(codename="add_session"))
+    run(roles.take_back)
+    assert set(Group.objects.values_list("name", flat=True)) == {"operator", "admin"}
