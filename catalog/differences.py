@@ -1,7 +1,7 @@
 """What changed between two normalised forms, field by field: for badges, history and previews."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 # Canonical. The order of a profile's keys is also the order in which its fingerprint hashes them.
@@ -40,3 +40,26 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Differe
             after = {name: value for name, value in new.items() if name not in old or old[name] != value}
         found.append(Difference(key, before, after))
     return tuple(found)
+
+
+def model_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What an edit makes of a model, as JSON. Empty: nothing.
+
+    `changed` tells of its own fields; `profiles_changed`, `profiles_added` and `profiles_removed` of profiles
+    by name; `profiles_order` of those that stay and change places.
+    """
+    if was == now:
+        return {}
+    old = {profile["name"]: profile for profile in was["profiles"]}
+    new = {profile["name"]: profile for profile in now["profiles"]}
+    stayed, stay = [name for name in old if name in new], [name for name in new if name in old]
+    own, own_now = ({key: form[key] for key in form if key != "profiles"} for form in (was, now))
+    edited = {name: differences(old[name], new[name]) for name in stay if old[name] != new[name]}
+    return {
+        "changed": [asdict(each) for each in differences(own, own_now)],
+        "profiles_changed": {name: [asdict(each) for each in fields] for name, fields in edited.items()},
+        "profiles_added": [name for name in new if name not in old],
+        "profiles_removed": [name for name in old if name not in new],
+        # Of two profiles of one priority, the first that fits is taken.
+        **({"profiles_order": list(new)} if stayed != stay else {}),
+    }

@@ -81,3 +81,37 @@ def faults_of_removal(model: str, users: Iterable[tuple[str, str]]) -> list[Faul
         field_ = "name" if name == model else "aliases"
         faults.append(Fault(model, "", field_, "in_use", f"{what} cannot be removed: {why}"))
     return faults
+
+
+def circle(model: str, falls_back_to: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The shortest way from a model along fallbacks back to itself, told with both its ends. Empty: there is
+    none. All names are canonical."""
+    came_from: dict[str, str] = {}
+    here = [model]
+    while here:
+        ahead = []
+        for each in here:
+            for fallback in falls_back_to.get(each, ()):
+                if fallback == model:
+                    way = [model, each]
+                    while way[-1] != model:
+                        way.append(came_from[way[-1]])
+                    return tuple(reversed(way))
+                if fallback not in came_from:
+                    came_from[fallback] = each
+                    ahead.append(fallback)
+        here = ahead
+    return ()
+
+
+def warnings_of_circle(model: str, falls_back_to: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """A circle of fallbacks is allowed, and said: it may not be what somebody meant."""
+    way = circle(model, falls_back_to)
+    if not way:
+        return ()
+    told = " -> ".join(quote(name) for name in way)
+    sentence = (
+        f"model {quote(model)}: its fallbacks lead back to it ({told}); a request asks each of them once and"
+        " then ends, so name another model as the last one if it should go on"
+    )
+    return (sentence,)

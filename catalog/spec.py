@@ -130,15 +130,25 @@ class ModelSpec:
     @classmethod
     def load_edit(cls, raw: object, stored: "ModelSpec") -> "ModelSpec":
         """As `load`, for a model that exists. Where nothing but its scaling is to change, what the law has
-        against the rest of it is no reason to refuse: what an older law let in can be scaled and stopped.
+        against the rest of it is no reason to refuse: what an older law let in can be scaled and stopped, and
+        stays as it is.
         """
         faults: list[Fault] = []
         model = _read_model(raw, faults)
-        if replace(model, scaling=stored.scaling) == stored:
-            already: list[Fault] = []
-            _read_model(stored.as_dict(), already)
-            return _unless([fault for fault in faults if fault not in already], model)
+        already: list[Fault] = []
+        as_read = _read_model(stored.as_dict(), already)
+        if replace(model, scaling=as_read.scaling) == as_read:
+            new = [fault for fault in faults if fault not in already or fault.field.startswith("scaling")]
+            return _unless(new, replace(stored, scaling=model.scaling))
         return _unless(faults + faults_among([model], _ALONE), model)
+
+    def faults_today(self) -> tuple[Fault, ...]:
+        """What the law has against a model that is stored: it may have been written under an older one."""
+        try:
+            ModelSpec.load(self.as_dict())
+        except CatalogError as no:
+            return no.faults
+        return ()
 
     @property
     def on_demand(self) -> bool:

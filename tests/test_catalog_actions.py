@@ -11,6 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from catalog.actions import (
+    ChangedSince,
     Outcome,
     SourceRefused,
     add_model,
@@ -18,6 +19,7 @@ from catalog.actions import (
     edit_model,
     mint_key,
     model_as_dict,
+    patch_model,
     read_catalog,
     remove_model,
     revoke_key,
@@ -392,6 +394,47 @@ def test_what_a_constraint_refuses_is_told_in_the_words_of_the_law() -> None:
         Name.objects.filter(name="m").update(name="m-chat")
     with pytest.raises(IntegrityError), change(ModelSpec.load(model("n")), int):
         Profile.objects.create(model=row, name="", fingerprint="")
+
+
+def test_an_edit_that_changes_nothing_leaves_no_trace() -> None:
+    add(model())
+    before = state()
+    assert edit("m", model()).changes == {}
+    assert state() == before
+
+
+def test_a_trial_judges_and_asks_and_saves_nothing(hub: Hub) -> None:
+    hub.has_repository("org/real", "model.safetensors", "config.json")
+    add(REAL, skip_source_check=True, why="a try")
+    before = state()
+    outcome = edit("real", REAL | {"description": "d"}, is_trial=True)
+    assert outcome.changes["changed"] == [{"field": "description", "was": None, "now": "d"}]
+    assert (outcome.finding.level, outcome.trial.description, outcome.model.description) == ("ok", "d", "")
+    assert "source is required" in refusal(edit, "real", REAL | {"source": ""}, is_trial=True)
+    remove_model("real", is_trial=True, by="cat", door="admin", after_change=int)
+    assert state() == before
+
+
+def test_an_edit_of_what_was_read_long_ago_is_refused_with_who_changed_it() -> None:
+    read = add(model()).model.revision
+    edit("m", model(description="ours"))
+    for act in (edit, patch_model):
+        with pytest.raises(ChangedSince, match=r'^model "m" was changed by bob since you read it;') as no:
+            act("m", model(description="theirs"), expected=read, **COMMON | {"by": "ann", "door": "api"})
+        assert [event.detail["changed"][0]["now"] for event in no.value.events] == ["ours"]
+    with pytest.raises(ChangedSince):
+        remove_model("m", expected=read, by="ann", door="api", after_change=int)
+    edit("m", model(description="theirs"), expected=Model.objects.get().revision)
+
+
+def test_a_circle_of_fallbacks_is_allowed_and_said() -> None:
+    add(model("a", aliases=["a-alias"]))
+    assert add(model("b", fallbacks=["a-alias"])).warnings == ()
+    add(model("c", fallbacks=["b"]))
+    (said,) = edit("a", model("a", aliases=["a-alias"], fallbacks=["c"])).warnings
+    assert said.startswith('model "a": its fallbacks lead back to it ("a" -> "c" -> "b" -> "a");')
+    (said,) = edit("b", model("b2", aliases=["b"], fallbacks=["a"])).warnings
+    assert '("b2" -> "a" -> "c" -> "b2")' in said
 
 
 # --- removing -------------------------------------------------------------------------------------

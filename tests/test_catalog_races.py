@@ -112,7 +112,7 @@ def test_of_two_edits_of_one_model_one_is_told_that_it_changed() -> None:
         lambda ask: edit("one", model("one", source="/models/ours", description="ours"), ask),
         lambda ask: edit("one", model("one", source="/models/theirs", description="theirs"), ask),
     )
-    changed = 'model "one" was changed by somebody else just now; look again, and repeat the edit'
+    changed = 'model "one" was changed by somebody else just now; look again, and repeat the change'
     assert sorted(said) == ["", changed]
     row = Model.objects.get()
     assert row.source == f"/models/{row.description}"

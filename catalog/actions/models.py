@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, Required, TypedDict, Unpack
 
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
@@ -21,10 +21,10 @@ from catalog.actions.sources import (
     recorded,
     source_columns,
 )
-from catalog.differences import differences
+from catalog.differences import model_differences
 from catalog.hiding import hide_all, unhide_model
 from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
-from catalog.names import Neighbours, faults_among, faults_of_removal
+from catalog.names import Neighbours, faults_among, faults_of_removal, warnings_of_circle
 from catalog.patching import patched
 from catalog.reading import CatalogError, Fault, quote, shown
 from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
@@ -34,11 +34,30 @@ from catalog.spec import Catalog, ModelSpec, warnings
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A change that was made: the row, what is known of its source, and what is allowed but seldom meant."""
+    """A change: the row as it is now, what is known of its source, and what is allowed but seldom meant.
+
+    changes: what an edit changed, as its Event has it; empty where nothing did. trial: what the model would
+    be, where nothing was saved.
+    """
 
     model: Model
     finding: Finding
     warnings: tuple[str, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    trial: ModelSpec | None = None
+
+
+class HowToEdit(TypedDict, total=False):
+    """What an edit is told beside what the model shall be."""
+
+    expected: int | None  # the revision at which the caller read the model
+    is_trial: bool  # judge all of it, ask about the source, and save nothing
+    by: Required[str]
+    why: str
+    door: Required[str]
+    skip_source_check: bool
+    ask_paths: Required[AskPaths]
+    after_change: Required[AfterChange]
 
 
 class ChangedSince(CatalogError):
@@ -65,6 +84,7 @@ def add_model(
 ) -> Outcome:
     """Raises CatalogError or SourceRefused, having saved nothing."""
     wanted = ModelSpec.load(unhide_model(raw, None))
+    warned = _warnings(wanted)
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
@@ -79,86 +99,60 @@ def add_model(
         write_profiles(row, wanted)
         detail = checked_detail(finding, skip_source_check, model=wanted.as_text_dict())
         _record("add", row, wanted.name, revision, by=by, door=door, why=why, detail=detail)
-    return Outcome(whole_models().get(pk=row.pk), finding, warnings(wanted))
+    return Outcome(whole_models().get(pk=row.pk), finding, warned)
 
 
-def edit_model(
-    name: str,
-    raw: object,
-    *,
-    expected: int | None = None,
-    by: str,
-    why: str = "",
-    door: str,
-    skip_source_check: bool = False,
-    ask_paths: AskPaths,
-    after_change: AfterChange,
-) -> Outcome:
+def edit_model(name: str, raw: object, **how: Unpack[HowToEdit]) -> Outcome:
     """Make the model what `raw` says, whole. Its replicas are left alone: those that differ become stale.
 
-    `expected` is the revision that the caller read the model at; ChangedSince is raised where it has another.
     Profiles are matched by name, and one that stays as it is keeps its row untouched. The source is asked
     about again only when it, or the engines that read it, changed. Where a check was skipped before, another
     is made in passing, and its refusal is recorded without standing in the way of the edit. Scaling alone is
-    changed without asking about anything.
+    changed without asking about anything, and whatever else the law has against the model today. An edit that
+    changes nothing is no event.
+
+    Raises CatalogError, SourceRefused or, where the model is not at the revision that was `expected`,
+    ChangedSince; nothing was saved then.
     """
-    seen = _find(name)
-    _refuse_if_changed(seen, expected)
-    was = seen.spec
-    wanted = ModelSpec.load_edit(unhide_model(raw, was), was)
-    is_scaling_alone = replace(wanted, scaling=was.scaling) == was
-    if not is_scaling_alone:
-        skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
-        _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen) + skipping)
-    if reads_otherwise(was, wanted):
-        finding = checked(wanted, by, ask_paths, skip=skip_source_check)
-        checks = source_columns(finding, by, skip_source_check)
-    elif seen.source_skipped_by and not skip_source_check and not is_scaling_alone:
-        finding = check_source(wanted, ask_paths=ask_paths)
-        checks = source_columns(finding, seen.source_skipped_by, finding.is_refused)
-    else:
-        finding, checks = recorded(seen), {}
-    with change(wanted, after_change, seen) as revision:
-        if not is_scaling_alone:
-            _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
-        changed = Model.objects.filter(pk=seen.pk, revision=seen.revision).update(
-            **columns(wanted), **checks, revision=revision, changed_at=Now()
-        )
-        if not changed:
-            raise CatalogError([_changed_meanwhile(seen.name)])
-        if wanted.name != was.name:
-            Tombstone.objects.create(name=was.name, revision=revision)
-            Tombstone.objects.filter(name=wanted.name).delete()
-        if wanted.fallbacks != was.fallbacks:
-            seen.fallbacks.all().delete()
-        write_names(seen, wanted)
-        if wanted.fallbacks != was.fallbacks:
-            write_fallbacks(seen, wanted)
-        write_profiles(seen, wanted)
-        detail = checked_detail(finding, skip_source_check, **changes(was, wanted))
-        _record("edit", seen, wanted.name, revision, by=by, door=door, why=why, detail=detail)
-    return Outcome(whole_models().get(pk=seen.pk), finding, warnings(wanted))
+    return _edit(name, lambda was: raw, **how)
 
 
-def patch_model(name: str, patch: object, *, expected: int | None = None, **told: Any) -> Outcome:
-    """`edit_model` with some fields alone, as a JSON merge patch; what is not sent stays as it is."""
-    seen = _find(name)
-    _refuse_if_changed(seen, expected)
-    return edit_model(seen.name, patched(seen.spec, patch), expected=seen.revision, **told)
+def patch_model(name: str, patch: object, **how: Unpack[HowToEdit]) -> Outcome:
+    """`edit_model` with some fields alone, as a JSON merge patch; what is not sent stays as it is.
+
+    Raises what `edit_model` raises.
+    """
+    return _edit(name, lambda was: patched(was, patch), **how)
 
 
 def remove_model(
-    name: str, *, expected: int | None = None, by: str, why: str = "", door: str, after_change: AfterChange
+    name: str,
+    *,
+    expected: int | None = None,
+    is_trial: bool = False,
+    by: str,
+    why: str = "",
+    door: str,
+    after_change: AfterChange,
 ) -> None:
-    """Raises CatalogError where there is no such model, or another falls back to it."""
+    """Take a model out of the catalog; its replicas drain. A trial judges, and removes nothing.
+
+    Raises CatalogError where there is no such model, another falls back to it or somebody else is changing
+    it; and ChangedSince where it is not at the revision that was `expected`.
+    """
     seen = _find(name)
     _refuse_if_changed(seen, expected)
+    if is_trial:
+        _refuse(_faults_of_lost_names(None, seen))
+        return
     with change(None, after_change, seen) as revision:
         _refuse(_faults_of_lost_names(None, seen))
-        if Model.objects.filter(pk=seen.pk).delete()[0]:
-            Tombstone.objects.create(name=seen.name, revision=revision)
-            detail = {"model": hide_all(seen.spec.as_text_dict(), sees_env=True)}
-            _record("remove", seen, seen.name, revision, by=by, door=door, why=why, detail=detail)
+        removed, _ = Model.objects.filter(pk=seen.pk, revision=seen.revision).delete()
+        if not removed:
+            _refuse_overtaken(seen, expected)
+        Tombstone.objects.create(name=seen.name, revision=revision)
+        detail = {"model": hide_all(seen.spec.as_text_dict(), sees_env=True)}
+        _record("remove", seen, seen.name, revision, by=by, door=door, why=why, detail=detail)
 
 
 def read_catalog() -> Catalog:
@@ -197,15 +191,93 @@ def change(wanted: ModelSpec | None, after_change: AfterChange, seen: Model | No
         raise
 
 
+def _edit(
+    name: str,
+    raw_from: Callable[[ModelSpec], object],
+    *,
+    expected: int | None = None,
+    is_trial: bool = False,
+    by: str,
+    why: str = "",
+    door: str,
+    skip_source_check: bool = False,
+    ask_paths: AskPaths,
+    after_change: AfterChange,
+) -> Outcome:
+    seen = _find(name)
+    _refuse_if_changed(seen, expected)
+    was = seen.spec
+    wanted = ModelSpec.load_edit(unhide_model(raw_from(was), was), was)
+    is_scaling_alone = replace(wanted, scaling=was.scaling) == was
+    if not is_scaling_alone:
+        skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
+        _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen) + skipping)
+    if reads_otherwise(was, wanted):
+        finding = checked(wanted, by, ask_paths, skip=skip_source_check)
+        checks = source_columns(finding, by, skip_source_check)
+    elif seen.source_skipped_by and not skip_source_check and not is_scaling_alone:
+        finding = check_source(wanted, ask_paths=ask_paths)
+        checks = source_columns(finding, seen.source_skipped_by, finding.is_refused)
+    else:
+        finding, checks = recorded(seen), {}
+    found = changes(was, wanted)
+    outcome = Outcome(seen, finding, _warnings(wanted, seen), hide_all(found, sees_env=True))
+    if is_trial:
+        return replace(outcome, trial=wanted)
+    if not found and not checks:
+        return outcome
+    with change(wanted, after_change, seen) as revision:
+        if not is_scaling_alone:
+            _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen))
+        changed = Model.objects.filter(pk=seen.pk, revision=seen.revision).update(
+            **columns(wanted), **checks, revision=revision, changed_at=Now()
+        )
+        if not changed:
+            _refuse_overtaken(seen, expected)
+        _rewrite(seen, was, wanted, revision)
+        detail = checked_detail(finding, skip_source_check, **found)
+        _record("edit", seen, wanted.name, revision, by=by, door=door, why=why, detail=detail)
+    return replace(outcome, model=whole_models().get(pk=seen.pk))
+
+
+def _rewrite(row: Model, was: ModelSpec, wanted: ModelSpec, revision: int) -> None:
+    """All rows of a model but its own."""
+    if wanted.name != was.name:
+        Tombstone.objects.create(name=was.name, revision=revision)
+        Tombstone.objects.filter(name=wanted.name).delete()
+    if wanted.fallbacks != was.fallbacks:
+        row.fallbacks.all().delete()
+    write_names(row, wanted)
+    if wanted.fallbacks != was.fallbacks:
+        write_fallbacks(row, wanted)
+    write_profiles(row, wanted)
+
+
 def _record(verb: str, row: Model, name: str, revision: int, **told: Any) -> None:
     record(verb, "model", name, subject_key=row.pk, revision=revision, **told)
 
 
 def _refuse_if_changed(seen: Model, expected: int | None) -> None:
-    if expected is None or expected == seen.revision:
-        return
-    since = Event.objects.filter(kind="model", subject_key=str(seen.pk), revision__gt=expected)
-    raise ChangedSince(seen.name, list(since.order_by("id")))
+    if expected is not None and expected != seen.revision:
+        raise ChangedSince(seen.name, _events_since(seen, expected))
+
+
+def _refuse_overtaken(seen: Model, expected: int | None) -> NoReturn:
+    """Within the change's transaction: the row is no longer as this verb has seen it."""
+    if not Model.objects.filter(pk=seen.pk).exists():
+        sentence = f"model {quote(seen.name)} was removed by somebody else just now"
+        raise CatalogError([Fault(seen.name, "", "name", "unknown", sentence)])
+    if expected is not None:
+        raise ChangedSince(seen.name, _events_since(seen, expected))
+    sentence = (
+        f"model {quote(seen.name)} was changed by somebody else just now; look again, and repeat the change"
+    )
+    raise CatalogError([Fault(seen.name, "", "", "conflict", sentence)])
+
+
+def _events_since(seen: Model, revision: int) -> list[Event]:
+    since = Event.objects.filter(kind="model", subject_key=str(seen.pk), revision__gt=revision)
+    return list(since.order_by("id"))
 
 
 def checked_detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
@@ -219,25 +291,8 @@ def checked_detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str
 
 
 def changes(was: ModelSpec, now: ModelSpec) -> dict[str, Any]:
-    """What an edit changed, as its Event keeps it."""
-    old, new = was.as_text_dict(), now.as_text_dict()
-    old_profiles = {profile["name"]: profile for profile in old.pop("profiles")}
-    new_profiles = {profile["name"]: profile for profile in new.pop("profiles")}
-    edited = {
-        name: [asdict(each) for each in differences(profile, new_profiles[name])]
-        for name, profile in old_profiles.items()
-        if name in new_profiles and profile != new_profiles[name]
-    }
-    stayed = [name for name in new_profiles if name in old_profiles]
-    is_reordered = stayed != [name for name in old_profiles if name in new_profiles]
-    return {
-        "changed": [asdict(each) for each in differences(old, new)],
-        "profiles_changed": edited,
-        "profiles_added": [name for name in new_profiles if name not in old_profiles],
-        "profiles_removed": [name for name in old_profiles if name not in new_profiles],
-        # Of two profiles of one priority, the first that fits is taken.
-        **({"profiles_order": list(new_profiles)} if is_reordered else {}),
-    }
+    """What an edit changed, as its Event keeps it. Empty: nothing."""
+    return model_differences(was.as_text_dict(), now.as_text_dict())
 
 
 # --- the law, beside the rows -----------------------------------------------------------------------
@@ -272,6 +327,17 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
     return faults_of_removal(own.name, users)
 
 
-def _changed_meanwhile(name: str) -> Fault:
-    sentence = f"model {quote(name)} was changed by somebody else just now; look again, and repeat the edit"
-    return Fault(name, "", "", "conflict", sentence)
+def _warnings(wanted: ModelSpec, own: Model | None = None) -> tuple[str, ...]:
+    return warnings(wanted) + _warnings_of_circle(wanted, own)
+
+
+def _warnings_of_circle(wanted: ModelSpec, own: Model | None) -> tuple[str, ...]:
+    if not wanted.fallbacks:
+        return ()
+    named = dict(Name.objects.filter(name__in=wanted.fallbacks).values_list("name", "model__name"))
+    before = own.name if own else wanted.name
+    rows = Fallback.objects.exclude(model=own).order_by("model_id", "position")
+    falls_back_to = {wanted.name: [named[name] for name in wanted.fallbacks if name in named]}
+    for user, name in rows.values_list("model__name", "name__model__name"):
+        falls_back_to.setdefault(user, []).append(wanted.name if name == before else name)
+    return warnings_of_circle(wanted.name, falls_back_to)
