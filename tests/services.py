@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pwd
 import shutil
@@ -158,9 +159,15 @@ def _redis_program() -> str:
     return program
 
 
+_first = 20000 + os.getpid() * 37 % 12000
+_ports = itertools.cycle([*range(_first, 32000), *range(20000, _first)])
+
+
 def free_port() -> int:
-    """A port nobody listens on now, below those that outgoing connections are given."""
-    for port in range(20000 + os.getpid() % 5000, 32000):
+    """A port nobody listens on now, below those that outgoing connections are given; and another one at each
+    call, as whoever asked has not begun to listen yet. Runs beside this one begin elsewhere."""
+    for _ in range(12000):
+        port = next(_ports)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
@@ -192,6 +199,8 @@ def pytest_load_initial_conftests() -> Generator[None]:
             _running.append(service)
         elif wanted != "sqlite":
             raise pytest.UsageError(f"LLMGW_TEST_DATABASE is {wanted!r}, which is not sqlite or postgresql.")
+    else:  # and keeps what it makes apart from what the others make
+        os.environ["LLMGW_VAR"] = str(Path(os.environ["LLMGW_VAR"]) / os.environ["PYTEST_XDIST_WORKER"])
     return (yield)
 
 

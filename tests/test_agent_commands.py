@@ -188,11 +188,12 @@ def test_a_delete_without_its_authority_is_refused(
     assert header in answer.refusal[2]
 
 
+SOME_REPLICA = "6f1c2f0e-7a53-4a58-9d0a-0f2f8d0a4b11"
 ROUTES = [
     ("GET", "/v1/state"),
-    ("PUT", f"/v1/replicas/{uuid.uuid4()}"),
-    ("DELETE", f"/v1/replicas/{uuid.uuid4()}"),
-    ("GET", f"/v1/replicas/{uuid.uuid4()}/log"),
+    ("PUT", f"/v1/replicas/{SOME_REPLICA}"),
+    ("DELETE", f"/v1/replicas/{SOME_REPLICA}"),
+    ("GET", f"/v1/replicas/{SOME_REPLICA}/log"),
     ("POST", "/v1/paths"),
     ("GET", "/"),
     ("GET", "/no/such/route"),
@@ -207,7 +208,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("headers", STRANGERS.values(), ids=STRANGERS)
-@pytest.mark.parametrize(("method", "path"), ROUTES, ids=[f"{method} {path[:14]}" for method, path in ROUTES])
+@pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
 def test_every_route_wants_the_token(
     agent: AgentProcess, method: str, path: str, headers: dict[str, str]
 ) -> None:
