@@ -17,6 +17,7 @@ from django.db.models import Prefetch, Q
 
 from catalog.models import Event, Model, Revision
 from catalog.reading import CatalogError
+from catalog.spec import ModelSpec
 from nodes import placement, retry
 from nodes import snapshot as values
 from nodes.agents import Observation, last_report
@@ -281,7 +282,7 @@ class Standing:
         models, unreadable = [], {}
         for row in Model.objects.prefetch_related("names", "profiles", "fallbacks"):
             try:
-                spec = row.spec
+                spec = ModelSpec.load(row.spec.as_dict())
             except CatalogError as fault:  # written by another release, or by hand
                 unreadable[row.pk] = f"{fault}; edit the model, until then what runs of it is left alone"
                 continue
