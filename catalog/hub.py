@@ -29,7 +29,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers
 
 from catalog.reading import shown
 from catalog.source import Answer, HubFacts, HubFile, HubSource
@@ -165,8 +164,8 @@ def ask(
     facts = HubFacts(Answer.UNREACHABLE, _without_login(endpoint), has_token=bool(token))
     told: list[HubFacts] = []
     deadline_s = time.monotonic() + timeout_s
-    credential = token or False  # False: not even as the user who is logged in on this machine
-    api = HfApi(endpoint=endpoint.rstrip("/"), token=credential)
+    # False: not even as the user who is logged in on this machine.
+    api = HfApi(endpoint=endpoint.rstrip("/"), token=token or False)
 
     def put_questions() -> None:
         _bounds.set(_Bounds(deadline_s, limit_bytes))
@@ -175,7 +174,7 @@ def ask(
         told.append(found)
         if found.answer is Answer.FOUND and any(each.name == CONFIG for each in found.files):
             _bounds.set(_Bounds(deadline_s, min(limit_bytes, CONFIG_LIMIT_BYTES)))
-            told.append(_with_config(api, credential, source, found))
+            told.append(_with_config(api.endpoint, token, source, found))
 
     # Resolving a name, and headers that trickle in, heed no time-out: hence a thread, which can be left.
     thread = threading.Thread(target=put_questions, name="question to the hub", daemon=True)
@@ -288,18 +287,21 @@ _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")  # of a model that reads images or sound, too
 
 
-def _with_config(api: HfApi, credential: str | bool, source: HubSource, found: HubFacts) -> HubFacts:
+def _with_config(endpoint: str, token: str, source: HubSource, found: HubFacts) -> HubFacts:
     """With what config.json adds. One that is missing, broken or elsewhere adds nothing and is no refusal."""
     try:
         revision = found.commit or source.revision or None
-        url = hf_hub_url(source.repo, CONFIG, revision=revision, endpoint=api.endpoint)
-        answer = get_session().get(url, headers=build_hf_headers(token=credential))
+        url = hf_hub_url(source.repo, CONFIG, revision=revision, endpoint=endpoint)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = get_session().get(url, headers=headers)
         config = answer.json() if answer.status_code == 200 else None
     except (httpx2.HTTPError, OfflineModeIsEnabled, _Unusable, *_SENSELESS):
         return found
     if not isinstance(config, dict):
         return found
-    text = next((config[part] for part in _TEXT_PARTS if isinstance(config.get(part), dict)), {})
+    text: Mapping[str, Any] = next(
+        (config[part] for part in _TEXT_PARTS if isinstance(config.get(part), dict)), {}
+    )
     return replace(
         found,
         architecture=found.architecture or _architecture(config),
@@ -322,7 +324,7 @@ def _context_length(config: Mapping[str, Any]) -> int:
     factor = rope.get("factor")
     if not isinstance(factor, int | float) or not 1 <= factor <= 1000:
         return stated
-    return max(stated, int(_count(rope.get("original_max_position_embeddings")) * factor))
+    return max(stated, _count(int(_count(rope.get("original_max_position_embeddings")) * factor)))
 
 
 def _first_count(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:

@@ -62,7 +62,7 @@ class Model(models.Model):
         UNCHECKED = "", "not checked"
         OK = "ok", "found"
         WARN = "warn", "found, with a warning"
-        REFUSE = "refuse", "refused, kept by an operator's word"
+        REFUSE = "refuse", "refused"
 
     name = models.CharField(max_length=200, unique=True)
     description = models.TextField(blank=True)
@@ -83,7 +83,8 @@ class Model(models.Model):
     source_state = models.CharField(max_length=10, choices=Source, blank=True, default="")
     source_sentence = models.TextField(blank=True)
     source_facts = models.JSONField(default=dict, blank=True)
-    source_checked_at = models.DateTimeField(null=True, blank=True)
+    source_asked_at = models.DateTimeField(null=True, blank=True)
+    source_checked_at = models.DateTimeField(null=True, blank=True, help_text="when it was last answered")
     source_skipped_by = models.CharField(max_length=150, blank=True)
     source_revision = models.CharField(max_length=64, blank=True, help_text="the commit that a launch pins")
 

@@ -42,5 +42,6 @@ def proposals(model: ModelSpec, facts: Mapping[str, Any]) -> tuple[Proposal, ...
 def _number(facts: Mapping[str, Any], key: str) -> int:
     """0 where it is unknown, or was written by another release as something else."""
     value = facts.get(key)
-    is_usable = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_usable and 0 < value <= INT_LIMIT * _GB else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return value if 0 < value <= INT_LIMIT * _GB else 0

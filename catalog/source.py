@@ -130,7 +130,6 @@ class PathFacts:
     reason: str = ""
 
 
-UNANSWERED = frozenset({Answer.UNREACHABLE.value, "offline", "path_unasked"})
 Level = Literal["ok", "warn", "refuse"]
 _SEVERITY: Mapping[Level, int] = {"ok": 0, "warn": 1, "refuse": 2}
 
@@ -140,8 +139,8 @@ class Finding:
     """The outcome of a source check: one sentence, and what is worth recording.
 
     `facts` may hold repo, commit, bytes, files, file_count, pipeline_tag, architecture, context_length,
-    attention_heads, gated and newest_commit (a hub), bytes, files, nodes and missing_on (a path), and `also`:
-    further sentences, where more was found.
+    attention_heads, gated and newest_commit (a hub), bytes, files, nodes and missing_on (a path), `also`:
+    further sentences, where more was found, and `unanswered`: why nobody told of the source.
     """
 
     level: Level
@@ -156,7 +155,7 @@ class Finding:
     @property
     def is_answered(self) -> bool:
         """Somebody told of the source. Otherwise what an earlier check found may well be so still."""
-        return self.code not in UNANSWERED
+        return "unanswered" not in self.facts
 
 
 # --- judging ----------------------------------------------------------------------------------------
@@ -173,28 +172,27 @@ def judge_text(model: ModelSpec) -> HubSource | PathSource | Finding:
         return Finding("refuse", "malformed", f"model {quote(model.name)}: {malformed}")
 
 
-def judge(model: ModelSpec, source: HubSource | PathSource, facts: HubFacts | Sequence[PathFacts]) -> Finding:
-    if isinstance(source, HubSource) and isinstance(facts, HubFacts):
-        return judge_hub(model, source, facts)
-    if isinstance(source, PathSource) and not isinstance(facts, HubFacts):
-        return judge_paths(model, source, facts)
-    raise TypeError("the facts are of another kind than the source")
-
-
 def about(model: ModelSpec, source: HubSource | PathSource) -> str:
     """How every sentence on a source begins."""
     return f"model {quote(model.name)}: source {quote(str(source))}"
 
 
 def judge_offline(model: ModelSpec, source: HubSource) -> Finding:
-    says = "was not looked up, as llmgw is offline (LLMGW_OFFLINE); nodes must hold its weights already"
-    return Finding("warn", "offline", f"{about(model, source)} {says}")
+    why = "llmgw is offline (LLMGW_OFFLINE)"
+    says = f"was not looked up, as {why}; nodes must hold its weights already"
+    return Finding("warn", "offline", f"{about(model, source)} {says}", {"unanswered": why})
+
+
+def still_says(last: str, finding: Finding) -> str:
+    """The last sentence on a source, where asking again brought no answer."""
+    return f"{last}; it could not be asked again since: {finding.facts['unanswered']}"
 
 
 def judge_hub(model: ModelSpec, source: HubSource, facts: HubFacts) -> Finding:
     on = about(model, source)
     if facts.answer is not Answer.FOUND:
-        return Finding("refuse", facts.answer.value, _unanswered(on, source, facts))
+        no = {"unanswered": f"{facts.endpoint}: {facts.cause}"} if facts.answer is Answer.UNREACHABLE else {}
+        return Finding("refuse", facts.answer.value, _refusal(on, source, facts), no)
     choice = choose_weights(_engines(model), [each.name for each in facts.files], source.selector)
     sizes = {each.name: each.size_bytes for each in facts.files}
     sizes_known = [sizes[name] for name in choice.files]
@@ -228,7 +226,7 @@ def _token(facts: HubFacts) -> str:
     return "the token in HF_TOKEN" if facts.has_token else "no token, as HF_TOKEN is not set"
 
 
-def _unanswered(on: str, source: HubSource, facts: HubFacts) -> str:
+def _refusal(on: str, source: HubSource, facts: HubFacts) -> str:
     licence = f"{facts.endpoint}/{source.repo}"
     with_token = _token(facts)
     match facts.answer:
@@ -272,7 +270,8 @@ def judge_paths(model: ModelSpec, source: PathSource, facts: Sequence[PathFacts]
         return Finding("refuse", "path_missing", sentence, known)
     if not have:
         who = f"{_listed(unknown)} told nothing" if unknown else "no node that could run it is there yet"
-        return Finding("warn", "path_unasked", f"{on} could not be checked: {who}; check again later", known)
+        sentence = f"{on} could not be checked: {who}; check again later"
+        return Finding("warn", "path_unasked", sentence, known | {"unanswered": who})
 
     first = have[0]
     name = source.path.rsplit("/", 1)[-1]

@@ -55,8 +55,8 @@ def choose_weights(engines: Sequence[str], files: Sequence[str], selector: str) 
     """
     offered = sorted(files)
     if selector:
-        chosen = {whole_name(name) for name in files if name == selector or fnmatchcase(name, selector)}
-        offered = [name for name in offered if whole_name(name) in chosen]
+        meant = {whole_name(name) for name in files if name == selector or fnmatchcase(name, selector)}
+        offered = [name for name in offered if whole_name(name) in meant]
         if not offered:
             weights = tuple(name for name in sorted(files) if _is_weight(name))
             step = "choose one of {names}" if weights else "the repository holds no weights; choose another"

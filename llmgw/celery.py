@@ -124,7 +124,7 @@ class SteadyScheduler(Scheduler):
 
 app = Celery("llmgw")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["nodes"])
+app.autodiscover_tasks(["catalog", "nodes"])
 
 
 class BeatInside(bootsteps.StartStopStep):

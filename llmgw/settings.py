@@ -166,6 +166,10 @@ LLMGW_HUB_ENDPOINT = _url(
 )
 HF_TOKEN = _text("HF_TOKEN", "")
 LLMGW_HUB_TIMEOUT_S = _seconds("LLMGW_HUB_TIMEOUT_S", 10)
+LLMGW_HUB_CACHE_S = _seconds("LLMGW_HUB_CACHE_S", 30)  # for so long a good answer may be given again
+LLMGW_RECHECK_S = _seconds("LLMGW_RECHECK_S", 6 * 3600)  # a check that is older is made again
+# The second is what the hub's own client and the engines read.
+LLMGW_OFFLINE = _is_on("LLMGW_OFFLINE") or _is_on("HF_HUB_OFFLINE")
 
 # The reconciler: how often it looks, how long one pass may hold the lease, how long silence is believed.
 LLMGW_TICK_S = _seconds("LLMGW_TICK_S", 2)
@@ -331,8 +335,14 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a broker that is away comes back; the worker waits for it
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "llmgw.celery:SteadyScheduler"  # in memory: a tick needs no record
+LLMGW_RECHECK_EVERY_S = min(60.0, LLMGW_RECHECK_S)  # each time a few models, the oldest checks first
 CELERY_BEAT_SCHEDULE = {
-    "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}}
+    "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}},
+    "recheck": {
+        "task": "catalog.tasks.recheck",
+        "schedule": LLMGW_RECHECK_EVERY_S,
+        "options": {"expires": LLMGW_RECHECK_EVERY_S},
+    },
 }
 
 

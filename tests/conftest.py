@@ -14,8 +14,10 @@ from tests.fake_agent import FakeAgent, joining
 
 
 def pytest_configure() -> None:
-    """Passwords are hashed in a moment, not in the third of a second that keeps guessers busy."""
+    """Passwords are hashed in a moment, not in the third of a second that keeps guessers busy. A hub is asked
+    each time: what one test's hub said is nothing to the next, which may have its port."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    settings.LLMGW_HUB_CACHE_S = 0
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ from catalog.source import (
     PathFacts,
     PathSource,
     SourceError,
-    judge,
     judge_hub,
     judge_offline,
     judge_paths,
     judge_text,
     parse_source,
+    still_says,
 )
 from catalog.spec import ModelSpec
 from catalog.weights import choose_weights
@@ -238,6 +238,28 @@ def test_offline_nobody_is_asked_and_that_is_said() -> None:
 )
 def test_what_nobody_answered_is_told_from_a_no(finding: Finding, is_answered: bool) -> None:
     assert finding.is_answered is is_answered
+
+
+@pytest.mark.parametrize(
+    ("finding", "why"),
+    [
+        pytest.param(
+            judged(HubFacts(Answer.UNREACHABLE, HUB, cause="no answer in time")),
+            f"{HUB}: no answer in time",
+            id="unreachable",
+        ),
+        pytest.param(
+            judge_offline(model(), HubSource("org/m")), "llmgw is offline (LLMGW_OFFLINE)", id="offline"
+        ),
+        pytest.param(
+            judge_paths(model(), PathSource("/m"), [PathFacts("a", None)]),
+            "a told nothing",
+            id="no node tells",
+        ),
+    ],
+)
+def test_without_an_answer_the_last_sentence_stands_and_says_why(finding: Finding, why: str) -> None:
+    assert still_says("It was found", finding) == f"It was found; it could not be asked again since: {why}"
 
 
 def test_an_unknown_size_is_not_recorded_as_a_small_one() -> None:
@@ -478,9 +500,3 @@ def test_one_shard_by_its_path_says_nothing_of_those_beside_it() -> None:
 def test_a_path_in_the_wrong_form_warns_the_engine_that_cannot_read_it() -> None:
     finding = judge_paths(model("vllm", source=PATH.path), PATH, [here("a")])
     assert (finding.level, finding.code) == ("warn", "gguf")
-
-
-def test_facts_of_the_wrong_kind_are_a_mistake_of_the_caller() -> None:
-    with pytest.raises(TypeError):
-        judge(model(), HubSource("org/m"), [])
-    assert judge(model("llamacpp"), PATH, [here("a")]).level == "ok"

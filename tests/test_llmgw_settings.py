@@ -63,6 +63,20 @@ def test_a_value_that_cannot_be_read_is_named(tmp_path: Path, name: str, value: 
 
 
 @pytest.mark.parametrize(
+    ("environment", "is_offline"),
+    [
+        ({}, "False"),
+        ({"LLMGW_OFFLINE": "1"}, "True"),
+        ({"HF_HUB_OFFLINE": "1"}, "True"),
+        ({"HF_HUB_OFFLINE": "0"}, "False"),
+    ],
+    ids=["nothing is said", "by our name for it", "by the hub's", "the hub's says no"],
+)
+def test_offline_is_said_by_either_name(tmp_path: Path, environment: dict[str, str], is_offline: str) -> None:
+    assert ask(tmp_path, "LLMGW_OFFLINE", **environment) == {"LLMGW_OFFLINE": is_offline}
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("LLMGW_SECRET", "too short"),

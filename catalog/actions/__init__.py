@@ -5,6 +5,7 @@ revision together. `by` is who did it, `door` where from; `ask_paths` asks the n
 `after_change` wakes whoever acts on the catalog, once the change is committed.
 """
 
+from catalog.actions.checks import check_model, recheck_sources
 from catalog.actions.events import record
 from catalog.actions.keys import mint_key, revoke_key
 from catalog.actions.models import (
@@ -26,12 +27,14 @@ __all__ = [
     "Outcome",
     "SourceRefused",
     "add_model",
+    "check_model",
     "check_source",
     "edit_model",
     "mint_key",
     "model_as_dict",
     "patch_model",
     "read_catalog",
+    "recheck_sources",
     "record",
     "remove_model",
     "revoke_key",

@@ -84,7 +84,7 @@ def add_model(
 ) -> Outcome:
     """Raises CatalogError or SourceRefused, having saved nothing."""
     wanted = ModelSpec.load(unhide_model(raw, None))
-    warned = _warnings(wanted)
+    warned = warnings_of(wanted)
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
@@ -140,7 +140,7 @@ def remove_model(
     Raises CatalogError where there is no such model, another falls back to it or somebody else is changing
     it; and ChangedSince where it is not at the revision that was `expected`.
     """
-    seen = _find(name)
+    seen = find_model(name)
     _refuse_if_changed(seen, expected)
     if is_trial:
         _refuse(_faults_of_lost_names(None, seen))
@@ -165,7 +165,8 @@ def model_as_dict(row: Model) -> dict[str, Any]:
     return row.spec.as_text_dict()
 
 
-def _find(name: str) -> Model:
+def find_model(name: str) -> Model:
+    """By its canonical name. Raises CatalogError."""
     says = "is not in the catalog; check the spelling"
     if name.isprintable():  # what is not could be nobody's name, and no database takes all of it
         row: Model | None = whole_models().filter(name=name).first()
@@ -204,7 +205,7 @@ def _edit(
     ask_paths: AskPaths,
     after_change: AfterChange,
 ) -> Outcome:
-    seen = _find(name)
+    seen = find_model(name)
     _refuse_if_changed(seen, expected)
     was = seen.spec
     wanted = ModelSpec.load_edit(unhide_model(raw_from(was), was), was)
@@ -221,7 +222,7 @@ def _edit(
     else:
         finding, checks = recorded(seen), {}
     found = changes(was, wanted)
-    outcome = Outcome(seen, finding, _warnings(wanted, seen), hide_all(found, sees_env=True))
+    outcome = Outcome(seen, finding, warnings_of(wanted, seen), hide_all(found, sees_env=True))
     if is_trial:
         return replace(outcome, trial=wanted)
     if not found and not checks:
@@ -327,7 +328,8 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
     return faults_of_removal(own.name, users)
 
 
-def _warnings(wanted: ModelSpec, own: Model | None = None) -> tuple[str, ...]:
+def warnings_of(wanted: ModelSpec, own: Model | None = None) -> tuple[str, ...]:
+    """What is allowed and seldom meant, of the model alone and beside the others."""
     return warnings(wanted) + _warnings_of_circle(wanted, own)
 
 
