@@ -7,6 +7,8 @@ Everything else (`--ctx-size`, `--max-model-len` and the like) stays the operato
 
 from collections.abc import Iterable, Mapping
 
+from catalog.arguments import ABBREVIATING, option_of
+
 _PATH = "from the model's source"
 _NAME = "from the model's name"
 _ADDRESS = "chosen on the node"
@@ -64,14 +66,20 @@ OWNED_ENV = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
-        "VLLM_API_KEY",
+        "DO_NOT_TRACK",
+        "GGML_VK_VISIBLE_DEVICES",
+        "HF_HUB_OFFLINE",
         "LLAMA_API_KEY",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION",
+        "TRANSFORMERS_OFFLINE",
+        "VLLM_API_KEY",
+        "VLLM_ENGINE_READY_TIMEOUT_S",
         "VLLM_HOST_IP",
+        "VLLM_NO_USAGE_STATS",
         "VLLM_PORT",
     }
 )
 
-_ABBREVIATING = frozenset({"vllm", "sglang", "sim"})  # argparse takes `--tensor-par 4` for the whole option
 _SHORTEST_ABBREVIATION = len("--x")
 
 
@@ -82,13 +90,10 @@ def owner_of(argument: str, engine: str) -> str:
     option and, for the engines that allow them, abbreviations.
     """
     owned = OWNED_ARGS.get(engine, {})
-    words = argument.replace("=", " ").split(maxsplit=1)
-    if not words or not words[0].startswith("-"):
-        return ""
-    option = words[0].replace("_", "-") if words[0].startswith("--") else words[0]
+    option = option_of(argument)
     if option in owned:
         return owned[option]
-    if engine not in _ABBREVIATING:
+    if not option or engine not in ABBREVIATING:
         return ""
     if option.startswith("--"):
         is_long_enough = len(option) >= _SHORTEST_ABBREVIATION

@@ -113,7 +113,7 @@ REFUSED_OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "an engine nobody knows": (lambda: find_engines({"tgi": "/x"}), "there is no such engine"),
     "an engine that the agent brings along": (
         lambda: find_engines({"sim": "/x"}),
-        "no such engine to be given; choose from llamacpp",
+        "no such engine to be given; choose from vllm, sglang, llamacpp",
     ),
     "an engine that is not there": (lambda: find_engines({"llamacpp": "/x/y"}), "no such program"),
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodes.engines.causes import classify, telling_line
 from nodes.protocol import FAILURE_KINDS
 
-RECORDED = Path(__file__).parent / "data" / "engines" / "llamacpp"
+RECORDED = Path(__file__).parent / "data" / "engines"
 
 RECORDINGS = {
     "exit_badarg": (
@@ -86,10 +86,41 @@ RECORDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.stderr")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("llamacpp/*.stderr")))
 def test_a_recorded_failure_of_llama_server_has_its_sentence(name: str) -> None:
-    found = classify("llamacpp", (RECORDED / f"{name}.stderr").read_text(errors="replace"), 1)
+    found = classify("llamacpp", (RECORDED / f"llamacpp/{name}.stderr").read_text(errors="replace"), 1)
     assert (found.cause, found.kind, found.sentence) == RECORDINGS[name]
+
+
+VLLM_RECORDINGS = {
+    "exit_portinuse": ("port_in_use", "transient", "The engine's port is in use on this node"),
+    "exit_badarg": ("bad_argument", "configuration", "(unrecognized arguments: --no-such-flag); correct"),
+    "exit_toolparser_bad": ("bad_argument", "configuration", "no tool-call parser nope; correct"),
+    "exit_bad_template": (
+        "bad_chat_template",
+        "configuration",
+        "no chat template where --chat-template says",
+    ),
+    "exit_missing_path": ("model_path_missing", "node", "finds nothing at /nope/model; check"),
+    "exit_hub_offline": ("not_cached_offline", "configuration", "wants more than is in the model's source"),
+    "exit_unknown_arch": ("unknown_arch", "configuration", "does not know the model type foo; put a newer"),
+    "exit_corrupt_weights": (
+        "corrupt_weights",
+        "configuration",
+        "(Error while deserializing header: incomplete metadata, file not fully covered); fetch it again",
+    ),
+    "exit_kv_too_small": ("kv_too_small", "configuration", "leave no memory for the KV cache"),
+    "exit_maxlen_too_big": ("ctx_too_long", "configuration", "A context of 4096 tokens is more than the 512"),
+    "engine_died": ("engine_died", "transient", "vllm's engine core died while it served"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("vllm/*.log")))
+def test_a_recorded_failure_of_vllm_has_its_sentence(name: str) -> None:
+    found = classify("vllm", (RECORDED / f"vllm/{name}.log").read_text(errors="replace"), 1)
+    cause, kind, words = VLLM_RECORDINGS[name]
+    assert (found.cause, found.kind) == (cause, kind)
+    assert words in found.sentence
 
 
 LINES = {
@@ -118,6 +149,131 @@ LINES = {
         "llamacpp",
         "E srv: failed to initialize chat template",
         "bad_chat_template",
+        "configuration",
+    ),
+    "heads that tp does not divide": (
+        "vllm",
+        "ValueError: Total number of attention heads (4) must be divisible by tensor parallel size (3).",
+        "tp_indivisible",
+        "configuration",
+    ),
+    "heads that tp does not divide, to sglang": (
+        "sglang",
+        "AssertionError: 40 is not divisible by 3",
+        "tp_indivisible",
+        "configuration",
+    ),
+    "fewer cards than asked for": (
+        "vllm",
+        "ValueError: World size (4) is larger than the number of available GPUs (2) in this node.",
+        "too_few_gpus",
+        "configuration",
+    ),
+    "a context that the cache does not hold": (
+        "vllm",
+        (
+            "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV "
+            "cache is needed, which is larger than the available KV cache memory (1.50 GiB)."
+        ),
+        "kv_too_small",
+        "configuration",
+    ),
+    "weights that fill sglang's card": (
+        "sglang",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        "kv_too_small",
+        "configuration",
+    ),
+    "a card that something else holds": (
+        "vllm",
+        "ValueError: Free memory on device cuda:0 (3.1/79.1 GiB) on startup is less than desired GPU memory",
+        "gpu_busy",
+        "node",
+    ),
+    "a host that does not hold vllm's cache": (
+        "vllm",
+        "ValueError: Available memory on node 0 (3.1/17.2 GiB) on kv cache allocation is less than requested",
+        "host_oom",
+        "capacity",
+    ),
+    "a card that ran full": (
+        "sglang",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+        "gpu_oom",
+        "capacity",
+    ),
+    "a context beyond the model's, to sglang": (
+        "sglang",
+        "ValueError: context_length (65536) is greater than the derived context_length (32768).",
+        "ctx_too_long",
+        "configuration",
+    ),
+    "an option that sglang does not have": (
+        "sglang",
+        "sglang serve: error: unrecognized arguments: --nope",
+        "bad_argument",
+        "configuration",
+    ),
+    "a node without a driver": ("vllm", "RuntimeError: Failed to infer device type", "no_gpu", "node"),
+    "a card that is too old": (
+        "vllm",
+        "CUDA error: no kernel image is available for execution",
+        "gpu_unsupported",
+        "node",
+    ),
+    "shared memory that is too small": ("vllm", "posix_fallocate failed: -28", "shm_small", "node"),
+    "ranks that do not find each other": (
+        "vllm",
+        "RuntimeError: Gloo connectFullMesh failed with",
+        "net_iface",
+        "node",
+    ),
+    "ranks that are late": (
+        "sglang",
+        "torch.distributed.DistStoreError: Timed out",
+        "dist_timeout",
+        "transient",
+    ),
+    "cards that do not talk to each other": (
+        "vllm",
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)",
+        "nccl",
+        "transient",
+    ),
+    "a core that takes its time": (
+        "vllm",
+        "TimeoutError: Timed out waiting for engine core processes to start.",
+        "start_timeout",
+        "transient",
+    ),
+    "a model behind a licence": (
+        "vllm",
+        "OSError: You are trying to access a gated repo.",
+        "gated_repo",
+        "configuration",
+    ),
+    "a repository that is not there": (
+        "sglang",
+        "huggingface_hub.errors.RepositoryNotFoundError: 404",
+        "repo_not_found",
+        "configuration",
+    ),
+    "a folder without a config": (
+        "vllm",
+        "ValueError: Invalid repository ID or local directory specified",
+        "no_config",
+        "configuration",
+    ),
+    "an architecture that vllm has not": (
+        "vllm",
+        "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",
+        "unknown_arch",
+        "configuration",
+    ),
+    "a folder without weights": (
+        "vllm",
+        "RuntimeError: Cannot find any model weights with `/w`",
+        "no_weights",
         "configuration",
     ),
     "a port that the sim engine finds taken": (
@@ -174,19 +330,21 @@ def test_a_line_of_another_engine_is_not_taken_for_this_ones() -> None:
         ("ValueError: no\nbye\n", "ValueError: no"),
         ("0.00.004.724 E llama: failed to load model\n0.00.005.039 E srv: exiting due to model loading error",
          "llama: failed to load model"),
+        ("ValueError: so\n    raise RuntimeError(\nINFO: 500 Internal Server Error", "ValueError: so"),
         ("(Worker pid=7) ERROR 11-30 05:26:03 [core.py:9] RuntimeError: kaput\nbye", "RuntimeError: kaput"),
         ("Traceback (most recent call last):\n", "Traceback (most recent call last):"),
         ("x" * 500, "x" * 299 + "…"),
         ("fail\x1b[31mure", "fail\N{REPLACEMENT CHARACTER}[31mure"),
     ],
     ids=["an empty log", "the last line", "a line that tells of an error", "a line without its prefix",
-         "a line of a worker", "a lone traceback", "a long line", "a line with colours"],
+         "an exception before what only sounds like one", "a line of a worker",
+         "a lone traceback", "a long line", "a line with colours"],
 )  # fmt: skip
 def test_the_most_telling_line_is_found(tail: str, line: str) -> None:
     assert telling_line(tail) == line
 
 
-@given(st.sampled_from(["llamacpp", "sim", "vllm"]), st.text(), st.none() | st.integers(-64, 255))
+@given(st.sampled_from(["llamacpp", "sim", "vllm", "sglang"]), st.text(), st.none() | st.integers(-64, 255))
 def test_every_end_has_one_line_of_a_known_kind(engine: str, tail: str, exit_code: int | None) -> None:
     signal = -exit_code if exit_code is not None and exit_code < 0 else None
     found = classify(engine, tail, exit_code, signal)

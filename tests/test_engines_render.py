@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.durations import SECOND
+from catalog.owned import OWNED_ENV
 from nodes.engines import ENGINES, RenderError, Seat, render
 from nodes.protocol import Launch
 
@@ -21,6 +23,7 @@ def launch(
     context_length: int = 0,
     env: Mapping[str, str] | None = None,
     embeddings: bool = False,
+    tools: bool = False,
     **profile: Any,
 ) -> Launch:
     return Launch(
@@ -28,7 +31,7 @@ def launch(
         source="org/m",
         profile={"name": "p", "engine": engine, "args": list(args), "env": dict(env or {}), **profile},
         context_length=context_length,
-        capabilities={"embeddings": True} if embeddings else {},
+        capabilities={"embeddings": embeddings, "tools": tools},
     )
 
 
@@ -85,6 +88,85 @@ def test_llama_server_is_told(launch: Launch, gpus: Sequence[str], args: str) ->
     assert " ".join(command.argv) == f"/opt/engine {args} {OURS}"
 
 
+MEETING = "--master-addr 10.0.0.1 --master-port 29501"
+
+VLLM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
+    "no more than it needs": (launch(engine="vllm"), {}, ""),
+    "how many cards, in both ways": (
+        launch(engine="vllm", tp=4, pp=2), {},
+        "--tensor-parallel-size 4 --pipeline-parallel-size 2",
+    ),
+    "the catalog's context": (
+        launch(engine="vllm", context_length=8192), {}, "--max-model-len 8192",
+    ),
+    "an operator's own context stays": (
+        launch("--max_model_len=4096", engine="vllm", context_length=8192), {},
+        "--max_model_len=4096",
+    ),
+    "embeddings": (launch(engine="vllm", embeddings=True), {}, "--runner pooling"),
+    "embeddings as the operator says": (
+        launch("--convert", "embed", engine="vllm", embeddings=True), {}, "--convert embed",
+    ),
+    "tools with their parser": (
+        launch("--tool-call-parser", "hermes", engine="vllm", tools=True), {},
+        "--tool-call-parser hermes --enable-auto-tool-choice",
+    ),
+    "tools without one": (launch(engine="vllm", tools=True), {}, ""),
+    "code of the model's author, by the operator's choice": (
+        launch("--trust-remote-code", engine="vllm"), {}, "--trust-remote-code",
+    ),
+    "an option whose name only begins a refused one": (
+        launch("--reasoning-parser", "qwen3", engine="vllm"), {}, "--reasoning-parser qwen3",
+    ),
+    "the first of two nodes": (
+        launch(engine="vllm", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501")},
+        f"--tensor-parallel-size 8 --nnodes 2 --node-rank 0 {MEETING}",
+    ),
+    "the second of two nodes": (
+        launch(engine="vllm", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501"), "rank": 1},
+        f"--tensor-parallel-size 8 --nnodes 2 --node-rank 1 {MEETING} --headless",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "changes", "args"), VLLM_COMMANDS.values(), ids=VLLM_COMMANDS)
+def test_vllm_is_told(launch: Launch, changes: dict[str, Any], args: str) -> None:
+    command = render(launch, seat(**changes))
+    ours = "--shutdown-timeout 20 --middleware nodes.agent.guard.Guard --served-model-name org/m"
+    assert " ".join(command.argv).split() == (
+        f"/opt/engine serve /w/m.gguf {args} {ours} --host 127.0.0.1 --port 18000".split()
+    )
+
+
+def test_an_operators_own_grace_for_vllm_stays() -> None:
+    argv = render(launch("--shutdown-timeout=5", engine="vllm"), seat()).argv
+    assert [word for word in argv if "shutdown" in word] == ["--shutdown-timeout=5"]
+
+
+SGLANG_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
+    "no more than it needs": (launch(engine="sglang"), {}, ""),
+    "how many cards, in both ways": (launch(engine="sglang", tp=4, pp=2), {}, "--tp-size 4 --pp-size 2 "),
+    "the catalog's context": (launch(engine="sglang", context_length=8192), {}, "--context-length 8192 "),
+    "an operator's own context stays": (
+        launch("--context-length", "9", engine="sglang", context_length=8192), {}, "--context-length 9 ",
+    ),
+    "embeddings": (launch(engine="sglang", embeddings=True), {}, "--is-embedding "),
+    "the second of two nodes": (
+        launch(engine="sglang", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501"), "rank": 1},
+        "--tp-size 8 --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:29501 ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "changes", "args"), SGLANG_COMMANDS.values(), ids=SGLANG_COMMANDS)
+def test_sglang_is_told(launch: Launch, changes: dict[str, Any], args: str) -> None:
+    command = render(launch, seat(**changes))
+    ours = "--enable-metrics --served-model-name org/m --api-key <key> --host 127.0.0.1 --port 18000"
+    told = f"/opt/engine serve --model-path /w/m.gguf {args}{ours}"
+    assert " ".join(command.shown) == told
+    assert " ".join(command.argv) == told.replace("<key>", KEY)
+
+
 SIM_COMMANDS = {
     "the catalog's context": (launch("--ttft", "1ms", engine="sim", context_length=512),
                               "--context-length 512 --ttft 1ms"),
@@ -117,6 +199,31 @@ def test_the_sim_engine_is_told(launch: Launch, args: str) -> None:
             id="two cards by their UUIDs",
         ),
         pytest.param(
+            "vllm",
+            TWO_CARDS,
+            {
+                "VLLM_API_KEY": KEY,
+                "HF_HUB_OFFLINE": "1",
+                "TRANSFORMERS_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "DO_NOT_TRACK": "1",
+                "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+            },
+            id="vllm asks nobody outside",
+        ),
+        pytest.param(
+            "sglang",
+            TWO_CARDS,
+            {
+                "HF_HUB_OFFLINE": "1",
+                "TRANSFORMERS_OFFLINE": "1",
+                "DO_NOT_TRACK": "1",
+                "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+                "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+            },
+            id="sglang has its key elsewhere",
+        ),
+        pytest.param(
             "sim", ("sim-1",), {"VLLM_API_KEY": KEY, "CUDA_VISIBLE_DEVICES": "sim-1"}, id="a made-up card"
         ),
     ],
@@ -127,13 +234,41 @@ def test_an_engine_sees_its_key_and_its_cards(engine: str, gpus: Sequence[str], 
 
 
 def test_the_nodes_environment_wins_over_the_profiles() -> None:
-    theirs = {"CUDA_VISIBLE_DEVICES": "GPU-other", "VLLM_API_KEY": "mine", "THREADS": "2"}
+    theirs = {"CUDA_VISIBLE_DEVICES": "GPU-other", "VLLM_API_KEY": "mine", "VLLM_PORT": "1", "THREADS": "2"}
     env = render(launch(engine="sim", env=theirs), seat(gpus=["GPU-a"])).env
     assert env == {"CUDA_VISIBLE_DEVICES": "GPU-a", "VLLM_API_KEY": KEY, "THREADS": "2"}
 
 
+def test_vllm_waits_for_its_core_as_long_as_the_profile_says() -> None:
+    env = render(launch(engine="vllm", startup_timeout=90 * SECOND + 1), seat()).env
+    assert env["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_profile_is_warned_of_whatever_the_node_sets(engine: str) -> None:
+    command = render(launch(engine=engine, startup_timeout=SECOND), seat())
+    assert set(command.env) <= OWNED_ENV
+
+
 REFUSED: dict[str, tuple[Launch, dict[str, Any], str]] = {
-    "an engine it does not have": (launch(engine="vllm"), {}, 'cannot run the engine "vllm"'),
+    "an engine it does not have": (launch(engine="tgi"), {}, 'cannot run the engine "tgi"'),
+    "llama-server over two nodes": (launch(nodes=2), {}, "llama-server runs on one node; set nodes to 1"),
+    "a configuration file for vllm": (launch("--config", "/x", engine="vllm"), {}, "--allow-arg=--config"),
+    "a plug-in for vllm, under a short name": (
+        launch("--tool-parser=/x.py", engine="vllm"), {}, "--allow-arg=--tool-parser-plugin",
+    ),
+    "an option for vllm, with underscores": (
+        launch("--worker_cls=evil.Worker", engine="vllm"), {}, "loads code into the engine",
+    ),
+    "a key of an option's JSON": (launch("-cc.backend=evil.f", engine="vllm"), {}, "--allow-arg=-cc"),
+    "vllm's counts turned off": (launch("--disable-log-stats", engine="vllm"), {}, "a drain goes by"),
+    "vllm's developers' routes": (
+        launch(engine="vllm", env={"VLLM_SERVER_DEV_MODE": "1"}), {}, "opens routes that stop",
+    ),
+    "code that clients send to sglang": (
+        launch("--enable-custom-logit-processor", engine="sglang"), {}, "runs code that clients send",
+    ),
+    "sglang's reader of another folder": (launch("--tokenizer-p", "/x", engine="sglang"), {}, "opens a file"),
     "a port that does not exist": (launch(), {"port": 99_999}, "Port 99999 does not exist"),
     "a model path of the profile's": (launch("-m", "/x"), {}, "-m is from the model's source"),
     "an address of the profile's": (launch("--host=0.0.0.0"), {}, "--host is chosen on the node"),
@@ -188,6 +323,6 @@ def test_no_launch_moves_an_engine_or_shows_its_key(
     except RenderError:
         return
     assert command.argv[-4:] == ("--host", "127.0.0.1", "--port", "18000")
-    assert KEY not in "".join(command.argv)
+    assert KEY not in "".join(command.shown)
     assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-a"
-    assert command.env[{"sim": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}[engine]] == KEY
+    assert KEY in (*command.env.values(), command.key_in_argv)

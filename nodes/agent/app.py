@@ -21,7 +21,6 @@ from aiohttp import web
 from catalog.durations import HOUR, SECOND, parse_duration
 from nodes.agent.clock import boot_id
 from nodes.agent.inventory import Devices, FoundEngine, disk_free_bytes, host_memory_mib
-from nodes.agent.logs import read_tail
 from nodes.agent.paths import look_at
 from nodes.agent.ranks import Ranks, Refusal, is_uuid
 from nodes.protocol import (
@@ -150,11 +149,10 @@ class Agent:
         lines = request.query.get("tail", "200")
         if not lines.isdecimal() or not 1 <= int(lines) <= TAIL_LINES_LIMIT:
             raise Refusal(400, "malformed", f"tail must be a number of lines from 1 to {TAIL_LINES_LIMIT}.")
-        path = self.ranks.host.state.last_log(_replica(request))
-        if path is None:
+        words = await asyncio.to_thread(self.ranks.log_words, _replica(request), TAIL_BYTES_LIMIT)
+        if words is None:
             raise Refusal(404, "unknown_replica", "No engine of this replica has written a log on this node.")
-        tail = await asyncio.to_thread(read_tail, path, TAIL_BYTES_LIMIT)
-        kept = tail.decode("utf-8", "replace").splitlines(keepends=True)[-int(lines) :]
+        kept = words.splitlines(keepends=True)[-int(lines) :]
         return web.Response(text="".join(kept), content_type="text/plain", headers=_CAREFUL)
 
     async def paths(self, request: web.Request) -> web.Response:

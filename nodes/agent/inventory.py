@@ -21,7 +21,7 @@ from nodes.agent.processes import inherited
 from nodes.engines import ENGINES, Adapter
 from nodes.protocol import EngineReport, GpuReport
 
-VERSION_TIMEOUT_S = 5
+VERSION_TIMEOUT_S = 20  # vllm imports all of itself first
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,9 +58,9 @@ def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
             )
     found = {}
     for name, adapter in ENGINES.items():
+        env = {"PYTHONPATH": str(ROOT)} if adapter.needs_checkout else {}
         if not adapter.executables:
-            words = (sys.executable, "-m", "nodes.agent.sim")
-            found[name] = FoundEngine(adapter, words, {"PYTHONPATH": str(ROOT)})
+            found[name] = FoundEngine(adapter, (sys.executable, "-m", "nodes.agent.sim"), env)
             continue
         candidates = [given[name]] if name in given else adapter.executables
         program = next((path for each in candidates if (path := shutil.which(each))), None)
@@ -68,15 +68,15 @@ def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
             raise InventoryError(f"--engine {name}={given[name]}: there is no such program to run.")
         if program is not None:
             program = os.path.abspath(program)
-            found[name] = FoundEngine(adapter, (program,), version=_version(program))
+            found[name] = FoundEngine(adapter, (program,), env, _version(program, adapter.asks_version))
     return found
 
 
-def _version(program: str) -> str:
-    """The first line of --version with a number in it."""
+def _version(program: str, asks_version: str) -> str:
+    """The first line of what it tells with a number in it."""
     try:
         told = subprocess.run(
-            [program, "--version"],
+            [program, asks_version],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,7 +88,7 @@ def _version(program: str) -> str:
         return ""
     lines = told.stdout.decode("utf-8", "replace").splitlines()
     line = next((line for line in lines if any(map(str.isdigit, line))), "")
-    return line.removeprefix("version:").strip()[:80] if told.returncode == 0 else ""
+    return line.rpartition("version:")[2].strip()[:80] if told.returncode == 0 else ""
 
 
 # --- devices --------------------------------------------------------------------------------------------

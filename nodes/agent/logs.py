@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from nodes.engines.adapter import SHOWN_KEY
+
 LIMIT_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 1024 * 1024
 TAIL_LIMIT_BYTES = 64 * 1024
@@ -23,6 +25,12 @@ def bound_log(path: Path) -> None:
                 file.truncate(0)
             with path.open("ab") as file:
                 file.write(b"[the agent cut this log here]\n" + kept)
+
+
+def read_words(path: Path, *, key: str, limit_bytes: int = TAIL_LIMIT_BYTES) -> str:
+    """The log's end as it may be told: engines print their options, and one has its key among them."""
+    words = read_tail(path, limit_bytes).decode("utf-8", "replace")
+    return words.replace(key, SHOWN_KEY) if key else words
 
 
 def read_tail(path: Path, limit_bytes: int = TAIL_LIMIT_BYTES) -> bytes:

@@ -21,7 +21,7 @@ import aiohttp
 from catalog.durations import MINUTE, SECOND, format_duration
 from nodes.agent.clock import boot_id, now_s
 from nodes.agent.inventory import FoundEngine
-from nodes.agent.logs import bound_log, read_tail
+from nodes.agent.logs import bound_log, read_words
 from nodes.agent.ports import PortError, find_port
 from nodes.agent.probes import Load, Probe
 from nodes.agent.processes import Mark, Process, engine_env
@@ -252,7 +252,7 @@ class Rank:
         env = engine_env(os.environ, {**engine.env, **command.env}, mark=mark, node=host.node, port=port)
         with self._disk():
             host.state.keep_next_port(port + 1)
-            self._change(state=STARTING, reason="", port=port, command=command.argv)
+            self._change(state=STARTING, reason="", port=port, command=command.shown)
             host.state.save(self.record)
         try:
             self._process = Process.spawn(
@@ -312,7 +312,7 @@ class Rank:
         if self._process.has_remains:
             self._set(state=DRAINING, reason="Its engine ended; what it left behind is being stopped.")
         await self._end_process(0)
-        tail = read_tail(self.log_path).decode("utf-8", "replace")
+        tail = read_words(self.log_path, key=self.record.assignment.key)
         killed_by = -exit_code if exit_code is not None and exit_code < 0 else None
         self._fail(_Failed(classify(self.launch.engine, tail, exit_code, killed_by), exit_code))
 

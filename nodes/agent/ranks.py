@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from nodes.agent.clock import boot_id, now_s
-from nodes.agent.logs import read_tail
+from nodes.agent.logs import read_words
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
 from nodes.agent.rank import Host, Rank, mark_of
 from nodes.agent.state import OVER, Record
@@ -60,6 +60,13 @@ class Ranks:
         self._prune()
         known = [rank.report() for _, rank in sorted(self._ranks.items())]
         return known + [_stray_report(seen) for _, seen in sorted(self._strays.items())]
+
+    def log_words(self, replica: str, limit_bytes: int) -> str | None:
+        """The end of its last log; None where no engine of it has written one here."""
+        path = self.host.state.last_log(replica)
+        rank = self._ranks.get(replica)
+        key = rank.record.assignment.key if rank else ""  # of one that is forgotten it opens nothing any more
+        return read_words(path, key=key, limit_bytes=limit_bytes) if path else None
 
     # --- commands
 
@@ -187,7 +194,7 @@ class Ranks:
     def _died_unseen(self, record: Record, is_this_boot: bool) -> Record:
         if is_this_boot:
             log_path = self.host.state.log_path(record.id, record.assignment.generation)
-            tail = read_tail(log_path).decode("utf-8", "replace")
+            tail = read_words(log_path, key=record.assignment.key)
             cause = classify(record.assignment.launch.engine, tail, None)
         else:
             cause = Cause(

@@ -5,13 +5,13 @@ Adding one is a file beside this one and a row in ENGINES; how it fails is told 
 
 from __future__ import annotations
 
-from nodes.engines import adapter, llamacpp, sim
+from nodes.engines import adapter, llamacpp, sglang, sim, vllm
 from nodes.engines.adapter import Adapter, Command, RenderError, Seat
 from nodes.protocol import Launch
 
 __all__ = ["ENGINES", "Adapter", "Command", "RenderError", "Seat", "render"]
 
-ENGINES = {each.name: each for each in (llamacpp.ADAPTER, sim.ADAPTER)}
+ENGINES = {each.name: each for each in (vllm.ADAPTER, sglang.ADAPTER, llamacpp.ADAPTER, sim.ADAPTER)}
 
 
 def render(launch: Launch, seat: Seat) -> Command:

@@ -6,10 +6,13 @@ An adapter turns a Launch and a Seat into a Command. It starts nothing, opens no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from catalog.owned import owner_of
+from catalog.arguments import ABBREVIATING, option_of
+from catalog.owned import OWNED_ENV, owner_of
 from nodes.protocol import Launch
+
+SHOWN_KEY = "<key>"
 
 
 class RenderError(ValueError):
@@ -21,24 +24,39 @@ class Seat:
     """What the node adds to a launch: program, weights' place, address, key, devices.
 
     executable: the first words of the command line. gpus: device UUIDs, none for a CPU-only profile.
-    allowed_args: options that the node's own configuration lets through although they open files or run code.
+    port: None where none is chosen yet, as in a preview. meeting: host and port where the ranks of a replica
+    over several nodes find each other. allowed_args: options that the node's own configuration lets through
+    although they open files or run code.
     """
 
     executable: Sequence[str]
     host: str
-    port: int
+    port: int | None
     key: str
     model_path: str = ""
     gpus: Sequence[str] = ()
+    rank: int = 0
+    meeting: tuple[str, str] = ("", "")
     allowed_args: Set[str] = frozenset()
+
+    @property
+    def address(self) -> tuple[str, ...]:
+        """Where the engine listens, as every engine is told it."""
+        return ("--host", self.host, "--port", "<port>" if self.port is None else str(self.port))
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. Secrets are in `env` alone; argv may be shown to anyone."""
+    """What to run. The replica's key is in `env`; for an engine that takes it on its command line alone it is
+    `key_in_argv`, and only `shown` may be kept or told to anyone."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    key_in_argv: str = ""
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return tuple(SHOWN_KEY if word == self.key_in_argv and word else word for word in self.argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +64,31 @@ class Adapter:
     """One kind of engine.
 
     executables: names looked for on PATH (none: the agent brings the engine along).
+    asks_version: the word by which the program tells its version.
     needs_weights: whether a source has to be on the node before the start.
+    needs_checkout: whether its program imports modules of this checkout.
     running, waiting: the metrics that count its requests, summed over their labels.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
+    harmless_args: options that begin like a refused one and are options of their own.
     refused_env: beginnings of environment names that a profile may not set, and why.
+    remark: what an operator should know of every replica on this engine.
     """
 
     name: str
     title: str
     command: Callable[[Launch, Seat], Command]
     executables: tuple[str, ...] = ()
+    asks_version: str = "--version"
     needs_weights: bool = True
+    needs_checkout: bool = False
     health_path: str = "/health"
     metrics_path: str = "/metrics"
     running: str = ""
     waiting: str = ""
     refused_args: Mapping[str, str] = field(default_factory=dict)
+    harmless_args: Set[str] = frozenset()
     refused_env: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
 
 
 # A profile's environment could otherwise load code into an engine, or let it pass for another replica's.
@@ -76,16 +102,17 @@ REFUSED_ENV = {
 
 def render(adapter: Adapter, launch: Launch, seat: Seat) -> Command:
     """The command of this launch on this seat. Raises RenderError."""
-    if not 1 <= seat.port <= 65_535:  # an engine may wrap such a port around and listen elsewhere
+    if (
+        seat.port is not None and not 1 <= seat.port <= 65_535
+    ):  # an engine may wrap such a port around and listen elsewhere
         raise RenderError(f"Port {seat.port} does not exist; give the agent a --port-range below 65536.")
     for argument in profile_args(launch):
         _judge_arg(adapter, launch, seat, argument)
     for name in profile_env(launch):
         _judge_env(adapter, launch, name)
     command = adapter.command(launch, seat)
-    # The node's values win over the profile's.
-    env = {**profile_env(launch), **visible_devices(seat), **command.env}
-    return Command(command.argv, env)
+    theirs = {name: value for name, value in profile_env(launch).items() if name not in OWNED_ENV}
+    return replace(command, env={**theirs, **visible_devices(seat), **command.env})
 
 
 def profile_args(launch: Launch) -> list[str]:
@@ -115,11 +142,23 @@ def _judge_arg(adapter: Adapter, launch: Launch, seat: Seat, argument: str) -> N
     option = argument.split("=", 1)[0]
     if owner := owner_of(argument, adapter.name):
         raise RenderError(f"{subject(launch)}: {option} is {owner}, so a profile may not give it; remove it.")
-    if option in adapter.refused_args and option not in seat.allowed_args:
+    refused = _refused_option(adapter, argument)
+    if refused and refused not in seat.allowed_args:
         raise RenderError(
-            f"{subject(launch)}: {option} {adapter.refused_args[option]}, which this node does not allow; "
-            f"remove it, or start the node's agent with --allow-arg={option}."
+            f"{subject(launch)}: {option} {adapter.refused_args[refused]}, which a node allows only by its "
+            f"own configuration; remove it, or start the node's agent with --allow-arg={refused}."
         )
+
+
+def _refused_option(adapter: Adapter, argument: str) -> str:
+    """The refused option that the engine would take this word for."""
+    option = option_of(argument).partition(".")[0]  # vllm takes `--option.key value` for JSON
+    if option in adapter.refused_args:
+        return option
+    is_too_short = len(option) < (len("--x") if option.startswith("--") else len("-x"))
+    if is_too_short or adapter.name not in ABBREVIATING or option in adapter.harmless_args:
+        return ""
+    return next((known for known in adapter.refused_args if known.startswith(option)), "")
 
 
 def _judge_env(adapter: Adapter, launch: Launch, name: str) -> None:
@@ -130,6 +169,12 @@ def _judge_env(adapter: Adapter, launch: Launch, name: str) -> None:
     why = next((why for start, why in refused.items() if name.startswith(start)), "")
     if why:
         raise RenderError(f"{subject(launch)}: env may not set {name}, as {why}; remove it.")
+
+
+def number_of(launch: Launch, key: str) -> int:
+    """A count in the profile, such as tp or nodes; 1 where it has none."""
+    value = launch.profile.get(key)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def subject(launch: Launch) -> str:

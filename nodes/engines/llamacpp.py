@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nodes.engines.adapter import Adapter, Command, RenderError, Seat, profile_args, subject
+from catalog.arguments import LLAMA_SLOTS, is_given, last_given
+from nodes.engines.adapter import Adapter, Command, RenderError, Seat, number_of, profile_args, subject
 from nodes.protocol import Launch
-
-DEFAULT_SLOTS = 4
 
 _SLOTS = ("-np", "--parallel")
 _CONTEXT = ("-c", "--ctx-size")
@@ -21,21 +20,22 @@ _SPLIT = ("-sm", "--split-mode")
 
 
 def _command(launch: Launch, seat: Seat) -> Command:
+    if number_of(launch, "nodes") > 1:
+        raise RenderError(f"{subject(launch)}: llama-server runs on one node; set nodes to 1.")
     args = profile_args(launch)
     slots = _slots(launch, args)
-    if not _has(args, _SLOTS):
+    if not is_given(args, _SLOTS):
         args += ["--parallel", str(slots)]
-    if launch.context_length > 0 and not _has(args, _CONTEXT):
+    if launch.context_length > 0 and not is_given(args, _CONTEXT):
         args += ["--ctx-size", str(slots * launch.context_length)]
-    if not _has(args, _UNIFIED):
+    if not is_given(args, _UNIFIED):
         args += ["--no-kv-unified"]
-    if launch.capabilities.get("embeddings") and not _has(args, _EMBEDDINGS):
+    if launch.capabilities.get("embeddings") and not is_given(args, _EMBEDDINGS):
         args += ["--embeddings"]
-    if len(seat.gpus) > 1 and not _has(args, _SPLIT):
+    if len(seat.gpus) > 1 and not is_given(args, _SPLIT):
         # tp splits each layer over the cards, pp gives whole layers to each.
-        args += ["--split-mode", "row" if _number(launch.profile.get("tp")) > 1 else "layer"]
-    args += ["--metrics", "--alias", launch.model, "--model", seat.model_path]
-    args += ["--host", seat.host, "--port", str(seat.port)]
+        args += ["--split-mode", "row" if number_of(launch, "tp") > 1 else "layer"]
+    args += ["--metrics", "--alias", launch.model, "--model", seat.model_path, *seat.address]
     env = {"LLAMA_API_KEY": seat.key}
     if not seat.gpus:
         env["GGML_VK_VISIBLE_DEVICES"] = ""  # a Vulkan build does not heed CUDA_VISIBLE_DEVICES
@@ -44,24 +44,16 @@ def _command(launch: Launch, seat: Seat) -> Command:
 
 def _slots(launch: Launch, args: Sequence[str]) -> int:
     """How many requests run at once; the last --parallel counts, as it does for the engine."""
-    slots = DEFAULT_SLOTS
-    for option, value in zip(args, [*args, ""][1:], strict=True):
-        if option in _SLOTS:
-            if not value.isdecimal() or int(value) < 1:
-                raise RenderError(
-                    f"{subject(launch)}: {option} {value} is not a number of slots, and without one a "
-                    f"request's context cannot be told; give 1 or more, or leave it out."
-                )
-            slots = int(value)
-    return slots
-
-
-def _has(args: Sequence[str], options: Sequence[str]) -> bool:
-    return any(each in options for each in args)
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 1
+    given = last_given(args, _SLOTS)
+    if given is None:
+        return LLAMA_SLOTS
+    option, value = given
+    if not value.isdecimal() or int(value) < 1:
+        raise RenderError(
+            f"{subject(launch)}: {option} {value} is not a number of slots, and without one a "
+            f"request's context cannot be told; give 1 or more, or leave it out."
+        )
+    return int(value)
 
 
 _OPENS = "opens a file on the node"

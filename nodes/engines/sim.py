@@ -10,7 +10,7 @@ def _command(launch: Launch, seat: Seat) -> Command:
     args = profile_args(launch)
     if launch.context_length > 0:  # ahead of the profile's: of an option given twice the last one counts
         args = ["--context-length", str(launch.context_length), *args]
-    args += ["--model", launch.model, "--host", seat.host, "--port", str(seat.port)]
+    args += ["--model", launch.model, *seat.address]
     return Command((*seat.executable, *args), {"VLLM_API_KEY": seat.key})
 
 
@@ -19,6 +19,7 @@ ADAPTER = Adapter(
     title="the sim engine",
     command=_command,
     needs_weights=False,
+    needs_checkout=True,
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
 )

@@ -1,0 +1,134 @@
+"""vllm and sglang under a real agent, which meets their command lines; and the guard of vllm's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.agent.guard import Guard
+from nodes.agent.inventory import find_engines
+from tests.agent_process import KEY, AgentProcess, ask, assignment
+from tests.engine_stand_in import stand_in
+
+ENGINES = ("vllm", "sglang")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    given = [f"--engine={engine}={stand_in(tmp_path, engine)}" for engine in ENGINES]
+    with AgentProcess(tmp_path, *given) as agent:
+        yield agent
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    return folder
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_serves_the_model_under_its_own_key(
+    agent: AgentProcess, weights: Path, engine: str
+) -> None:
+    wanted = assignment(engine=engine, source=str(weights), launch={"context_length": 512})
+    assert agent.put(wanted).status == 200, agent.story()
+    rank = agent.wait_for(wanted["replica"], "ready")
+    models = ask(
+        f"http://127.0.0.1:{rank['port']}/v1/models", headers={"Authorization": f"Bearer {KEY}"}
+    ).json
+    assert models["data"][0]["max_model_len"] == 512
+    assert str(weights) in rank["command"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_key_of_a_replica_is_told_to_nobody(agent: AgentProcess, weights: Path, engine: str) -> None:
+    wanted = assignment(engine=engine, source=str(weights))
+    agent.put(wanted)
+    rank = agent.wait_for(wanted["replica"], "ready")
+    told = json.dumps(agent.state()) + (agent.folder / "agent.log").read_text()
+    log = agent.ask("GET", f"/v1/replicas/{rank['replica']}/log").body.decode()
+    assert KEY not in told + log
+    assert ("api_key='<key>'" in log) is (engine == "sglang")
+    assert ("<key>" in rank["command"]) is (engine == "sglang")
+    [record] = agent.state_folder.glob("replicas/*.json")
+    assert KEY not in json.dumps(json.loads(record.read_text())["command"])
+
+
+def test_an_engine_that_ends_says_why(agent: AgentProcess, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    wanted = assignment(engine="vllm", source=str(tmp_path / "empty"))
+    agent.put(wanted)
+    failed = agent.wait_for(wanted["replica"], "failed")
+    assert (failed["cause"], failed["kind"]) == ("no_config", "configuration")
+
+
+def test_an_agent_offers_the_engines_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in ENGINES:
+        stand_in(tmp_path, engine)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_engines({})
+    assert {name: engine.version for name, engine in found.items()} == {
+        "vllm": "0.32.0",
+        "sglang": "0.5.23",
+        "sim": "",
+    }
+
+
+# --- the guard ------------------------------------------------------------------------------------------
+
+
+def answer_of(path: str, *authorization: str, kind: str = "http") -> list[Any]:
+    """What the guard sends, or that it let the request through."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        sent.append("through")
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("status") or message["type"])
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read of a request before its key is known to be right")
+
+    headers = [(b"authorization", value.encode()) for value in authorization]
+    scope = {"type": kind, "path": path, "headers": headers}
+    asyncio.run(Guard(app)(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("path", "authorization", "is_let_through"),
+    [
+        pytest.param("/health", (), True, id="health without a key"),
+        pytest.param("/invocations", (), False, id="a route that vllm leaves open"),
+        pytest.param("/invocations", (f"Bearer {KEY}",), True, id="the same with the key"),
+        pytest.param("/v1/models", ("Bearer another",), False, id="another key"),
+        pytest.param("/v1/models", (f"Bearer {KEY}", f"Bearer {KEY}"), False, id="two keys at once"),
+        pytest.param("/metrics", ("",), False, id="an empty key"),
+        pytest.param("/health/../invocations", (), False, id="a path that only begins like health"),
+    ],
+)
+def test_only_who_has_the_key_passes_the_guard(
+    monkeypatch: pytest.MonkeyPatch, path: str, authorization: tuple[str, ...], is_let_through: bool
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    refused = [401, "http.response.body"]
+    assert answer_of(path, *authorization) == (["through"] if is_let_through else refused)
+
+
+def test_without_a_key_in_the_environment_nobody_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    assert answer_of("/v1/models", "Bearer ") == [401, "http.response.body"]
+
+
+def test_the_guard_closes_sockets_and_lets_vllm_begin_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    assert answer_of("/v1/realtime", kind="websocket") == ["websocket.close"]
+    assert answer_of("", kind="lifespan") == ["through"]
