@@ -16,6 +16,7 @@ import pytest
 
 from nodes.agent.weights import _hear
 from tests.agent_process import AgentProcess, assignment
+from tests.engine_stand_in import stand_in
 from tests.waiting import wait_until
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -152,6 +153,25 @@ def begun(agent: AgentProcess, replica: str) -> Any:
 
 def cut_files(agent: AgentProcess) -> list[Path]:
     return list(agent.state_folder.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("trusts", [False, True], ids=["not trusted", "trusted by the operator"])
+def test_code_of_the_models_author_is_fetched_only_where_it_is(tmp_path: Path, *, trusts: bool) -> None:
+    files = {"m.safetensors": b"w" * 50_000, "config.json": b"{}", "modeling.py": b"evil = 1", "a.pt": b"p"}
+    program = stand_in(tmp_path, "vllm")
+    environment = {"HF_HOME": str(tmp_path / "hf")}
+    with (
+        running(files) as hub,
+        AgentProcess(
+            tmp_path, f"--engine=vllm={program}", environment={**environment, "HF_ENDPOINT": hub.url}
+        ) as agent,
+    ):
+        args = ["--trust-remote-code"] if trusts else []
+        wanted = assignment(*args, engine="vllm", source="org/m", launch={"revision": COMMIT})
+        agent.put(wanted)
+        rank = agent.wait_for(wanted["replica"], "ready")
+        fetched = {path.name for path in Path(rank["command"][2]).iterdir()}
+    assert fetched == {"m.safetensors", "config.json"} | ({"modeling.py"} if trusts else set())
 
 
 def test_a_fetch_tells_its_bytes_and_goes_on_with_what_a_dead_agent_lacked(tmp_path: Path) -> None:

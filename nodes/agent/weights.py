@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from catalog.arguments import is_given
 from catalog.source import HubSource, PathSource, SourceError, parse_source
 from catalog.weights import GGUF_ENGINES, choose_weights
 from nodes.engines.causes import Cause
@@ -29,6 +30,7 @@ from nodes.protocol import CONFIGURATION, DISK, NODE, TRANSIENT, Launch
 
 # What belongs to weights other than GGUF, which has it all in one file.
 COMPANIONS = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+CODE = (".py",)  # only where the profile trusts its author
 COMPANION_LIMIT_BYTES = 200 * 1024 * 1024
 WEIGHT_FILES = (".gguf", ".safetensors", ".bin")
 REPORT_S = 0.5
@@ -94,6 +96,7 @@ async def _download(
         "selector": source.selector,
         "engine": launch.engine,
         "store": str(store),
+        "trusts_code": is_given(launch.profile.get("args", ()), ("--trust-remote-code",)),
     }
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -168,7 +171,7 @@ def _end_with_agent(store: Path, repo: str) -> None:
     os._exit(0)
 
 
-def _fetch_from_hub(order: dict[str, str], store: Path) -> str:
+def _fetch_from_hub(order: dict[str, Any], store: Path) -> str:
     # Here and not above: the agent itself never needs them.
     from huggingface_hub import HfApi, constants, hf_hub_download
 
@@ -204,7 +207,7 @@ def _fetch_from_hub(order: dict[str, str], store: Path) -> str:
     return str(snapshot)
 
 
-def _wanted(order: dict[str, str], at: str, sizes: dict[str, int]) -> list[str]:
+def _wanted(order: dict[str, Any], at: str, sizes: dict[str, int]) -> list[str]:
     """The weights first, in order, then what belongs to them."""
     choice = choose_weights([order["engine"]], list(sizes), order["selector"])
     if not choice.files:
@@ -212,10 +215,11 @@ def _wanted(order: dict[str, str], at: str, sizes: dict[str, int]) -> list[str]:
         raise _failure("no_weights", f"{at} {said}.", CONFIGURATION)
     wanted = sorted(choice.files)
     if order["engine"] not in GGUF_ENGINES:
+        companions = COMPANIONS + CODE if order["trusts_code"] else COMPANIONS
         wanted += sorted(
             name
             for name, size in sizes.items()
-            if name.endswith(COMPANIONS) and size <= COMPANION_LIMIT_BYTES and name not in wanted
+            if name.endswith(companions) and size <= COMPANION_LIMIT_BYTES and name not in wanted
         )
     return wanted
 
