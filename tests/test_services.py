@@ -41,7 +41,8 @@ def test_a_killed_pytest_leaves_no_server_and_no_folder_behind(tmp_path: Path) -
     with subprocess.Popen(
         [sys.executable, "-m", "pytest", "-sq", "-c", "pyproject.toml", "--rootdir", str(ROOT), blocks],
         cwd=ROOT,
-        env={**os.environ, "LLMGW_TEST_DATABASE": "postgresql"},
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+        | {"LLMGW_TEST_DATABASE": "postgresql"},
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
