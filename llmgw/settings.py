@@ -244,6 +244,10 @@ TEMPLATES = [
     }
 ]
 
+# A form of a model has 18 fields a profile: enough for a thousand of them. Django's default ends at 58. What
+# all fields may hold together stays bounded by its DATA_UPLOAD_MAX_MEMORY_SIZE.
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 20_000
+
 LANGUAGE_CODE = "en"
 USE_I18N = False
 USE_TZ = True
