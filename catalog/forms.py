@@ -6,16 +6,18 @@ and is shown at the field it is about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
+from django.utils.html import format_html
 
 from catalog.durations import format_duration
 from catalog.hiding import hide
-from catalog.models import Key, Model, Profile
+from catalog.models import Event, Key, Model, Profile
+from catalog.pieces import said
 from catalog.reading import Fault
 from catalog.spec import ENGINES, ROUTING_PROFILES
 from catalog.typed import TypingError, read_list, read_pairs, typed_value, write_list, write_pairs
@@ -60,6 +62,14 @@ def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedFie
     return TypedField(label, help_text, forms.Select(choices=[(choice, choice or "-") for choice in choices]))
 
 
+def _note(form: forms.BaseForm, notes: Mapping[str, Sequence[str]]) -> None:
+    """Puts what is to be said of stored values beside the fields that hold them."""
+    for name in notes.keys() & form.fields.keys():
+        field = form.fields[name]
+        for each in notes[name]:
+            field.help_text = format_html("{} {}", field.help_text, said(each, "note"))
+
+
 def _duration_text(nanoseconds: int) -> str:
     return format_duration(nanoseconds) if nanoseconds else ""
 
@@ -85,13 +95,19 @@ _PLACES = {
     "vision": "capabilities.vision",
     "embeddings": "capabilities.embeddings",
 }
-_FIELD_OF = {place: field for field, place in _PLACES.items()}
+_FIELD_OF = {place: field for field, place in _PLACES.items()} | {"why": "why"}
 
 
 class ModelForm(forms.ModelForm):
-    """One model; its profiles are the formset beside it."""
+    """One model; its profiles are the formset beside it.
+
+    `revision` is the model's when the page was opened. `seen` are the changes of others that a refused save
+    has shown: the next one counts as made with them in sight. `notes` are sentences by field.
+    """
 
     faults: ClassVar[Sequence[Fault]] = ()
+    seen: ClassVar[Sequence[Event]] = ()
+    notes: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     name = TypedField("name", "what a request asks for", **{"class": "vTextField"})
     aliases = LinesField("aliases", read_list, "further names of this model, one a line", rows=2)
@@ -102,7 +118,9 @@ class ModelForm(forms.ModelForm):
         **{"class": "vTextField"},
     )
     skip_source_check = forms.BooleanField(
-        label="Save even if the check refuses the source", required=False, help_text="say why below"
+        label="Save even if the check refuses the source",
+        required=False,
+        help_text="then say why, beside the buttons that save",
     )
     scaling_min = _number("min", "replicas kept running")
     scaling_max = _number("max", "0 with min 0: off")
@@ -119,6 +137,7 @@ class ModelForm(forms.ModelForm):
     vision = forms.BooleanField(label="Vision", required=False)
     embeddings = forms.BooleanField(label="Embeddings", required=False)
     why = TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
+    revision = TypedField("revision", widget=forms.HiddenInput())
 
     class Meta:
         model = Model
@@ -129,8 +148,14 @@ class ModelForm(forms.ModelForm):
         model: Model = self.instance
         if model.pk is None:
             return
+        _note(self, self.notes)
+        if self.is_bound and self.seen:
+            data: Any = self.data.copy()
+            data["revision"] = str(self.seen[-1].revision)
+            self.data = data
         spec = model.spec
         self.initial |= {
+            "revision": model.revision,
             **{field: getattr(spec, field) for field in ("name", "description", "source", "routing_profile")},
             "aliases": write_list(spec.aliases),
             "fallbacks": write_list(spec.fallbacks),
@@ -155,6 +180,12 @@ class ModelForm(forms.ModelForm):
                 self.add_error(_FIELD_OF.get(fault.field), fault.sentence)
         return self.cleaned_data
 
+    @property
+    def expected(self) -> int:
+        """The revision that was read; of a form that does not say, none that there ever was."""
+        text = self.cleaned_data["revision"]
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0
+
     def raw(self, profiles: list[dict[str, Any]]) -> dict[str, Any]:
         """The model as the law reads it. What was left empty is left out."""
         raw: dict[str, Any] = {"profiles": profiles}
@@ -172,7 +203,8 @@ class ModelForm(forms.ModelForm):
 
 
 class ProfileForm(forms.ModelForm):
-    """One profile. `hides_secrets`: whoever looks may not see them; what stays hidden stays what it was."""
+    """One profile. What is hidden from who looks, and stays so, stays what it was. `notes` are sentences by
+    profile and field."""
 
     name = TypedField("name", **{"class": "vTextField short"})
     engine = _choice("engine", ENGINES)
@@ -194,12 +226,19 @@ class ProfileForm(forms.ModelForm):
         model = Profile
         fields: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, *args: Any, hides_secrets: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sees_env: bool = False,
+        notes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.pk is None:
             self.initial |= {"engine": ENGINES[0]}
             return
         spec = self.instance.spec
+        _note(self, (notes or {}).get(spec.name, {}))
         is_usual = spec.gpus_per_node == max(spec.tp // spec.nodes, 1)
         self.initial |= {
             **{field: getattr(spec, field) or "" for field in self.fields},
@@ -207,7 +246,7 @@ class ProfileForm(forms.ModelForm):
             "weight": int(spec.weight) if spec.weight == int(spec.weight) else spec.weight,
             "startup_timeout": format_duration(spec.startup_timeout),
             "args": write_list(spec.args),
-            "env": write_pairs(hide(spec.env) if hides_secrets else spec.env),
+            "env": write_pairs(hide(spec.env, sees_env=sees_env)),
             "node_selector": write_pairs(spec.node_selector),
         }
 
@@ -230,6 +269,13 @@ class ProfileFormSet(forms.BaseInlineFormSet):
         super().__init__(*args, **kwargs)
         self.faults = faults
 
+    def add_fields(self, form: Any, index: int | None) -> None:
+        """A row that another has removed since is no error of the form: the verb tells what changed, and
+        finds profiles by their names."""
+        super().add_fields(form, index)
+        known = form.fields["id"].initial
+        form.fields["id"] = forms.CharField(required=False, widget=forms.HiddenInput, initial=known)
+
     def clean(self) -> None:
         """Puts each fault to the profile that it names. What Django would judge here, the law does."""
         for fault in self.faults:
@@ -248,8 +294,9 @@ class ProfileFormSet(forms.BaseInlineFormSet):
         """Those that are to be: neither marked for removal nor an empty form at the end."""
         return [
             form
-            for form in self.forms
-            if (form.instance.pk or form.has_changed()) and not self._should_delete_form(form)
+            for number, form in enumerate(self.forms)
+            if (number < self.initial_form_count() or form.has_changed())
+            and not self._should_delete_form(form)
         ]
 
 

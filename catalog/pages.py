@@ -6,25 +6,29 @@ on a page (an id that is none, a text that no column holds) finds nothing, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.contrib.admin import ModelAdmin, helpers
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.messages import ERROR, SUCCESS, WARNING
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.http import urlencode
 
-from catalog.actions import SourceRefused
+from catalog.actions import ChangedSince, SourceRefused
+from catalog.hiding import SEE_ENV
+from catalog.history import events_of, history_table
+from catalog.models import database_now
 from catalog.pieces import SENTENCE_LIMIT, sentence
 from catalog.reading import CatalogError, shown
 
+HISTORY_PAGE = 50  # events
 _LONGEST_NUMBER = 18  # digits that a column of 64 bits always holds
 
 
@@ -37,21 +41,37 @@ class VerbAdmin(ModelAdmin):
         return super().get_changelist_instance(request)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        return super().get_object(request, object_id, from_field) if _is_storable(object_id) else None
+        """The row, which knows as `sees_env` what whoever asks may see of environments."""
+        row = super().get_object(request, object_id, from_field) if _is_storable(object_id) else None
+        if row is not None:
+            row.sees_env = request.user.has_perm(SEE_ENV)
+        return row
 
     # --- the history
 
-    def subject_of(self, row: Any) -> tuple[str, str]:
-        """The kind and the subject by which events name the row."""
-        return str(self.opts.model_name), str(row.pk)
+    def subject_of(self, row: Any) -> tuple[str, str, str]:
+        """The kind, the key and the subject by which events name the row."""
+        return str(self.opts.model_name), str(row.pk), str(row.pk)
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         row = self.get_object(request, unquote(object_id))
         if row is None or not self.has_view_or_change_permission(request, row):
             raise Http404
-        kind, subject = self.subject_of(row)
-        events = reverse("admin:catalog_event_changelist")
-        return redirect(f"{events}?{urlencode({'kind': kind, 'subject': subject})}")
+        if not request.user.has_perm("catalog.view_event"):
+            raise PermissionDenied
+        pages = Paginator(events_of(*self.subject_of(row)), HISTORY_PAGE)
+        page = pages.get_page(request.GET.get("p"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"History of {sentence(str(row))}",
+            "object": row,
+            "opts": self.opts,
+            "module_name": str(self.opts.verbose_name_plural).capitalize(),
+            "history": history_table(page, now=database_now(), sees_env=row.sees_env),
+            "page": page,
+            "page_range": pages.get_elided_page_range(page.number),
+        }
+        return TemplateResponse(request, "admin/object_history.html", context)
 
     def construct_change_message(
         self, request: HttpRequest, form: Any, formsets: Any, add: bool = False
@@ -74,11 +94,17 @@ class VerbAdmin(ModelAdmin):
         extra_context: Any = None,
     ) -> HttpResponse:
         """Without the stock transaction: a verb opens its own, and may ask a hub before. A page that was
-        refused is shown again with what was typed, and the sentences at their fields."""
+        refused is shown again with what was typed, and the sentences at their fields; what others changed
+        in between is shown above it."""
         try:
             return self._changeform_view(request, object_id, form_url, extra_context)
         except (CatalogError, SourceRefused) as no:
             request.faults = no.faults  # type: ignore[attr-defined]
+            if isinstance(no, ChangedSince):
+                request.seen = no.events  # type: ignore[attr-defined]
+                sees_env = request.user.has_perm(SEE_ENV)
+                others = history_table(no.events, now=database_now(), sees_env=sees_env)
+                extra_context = {**(extra_context or {}), "others": others}
             return self._changeform_view(request, object_id, form_url, extra_context)
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
@@ -113,17 +139,19 @@ class VerbAdmin(ModelAdmin):
         done: str,
         act: Callable[..., object],
         after: Callable[[], object] = lambda: None,
-        describe: Callable[[Any], str] = str,
+        entails: Callable[[Sequence[Any]], Mapping[Any, Sequence[str]]] = lambda rows: {},
     ) -> HttpResponse:
-        """Asks whether and why; once confirmed, `act(row, by=, why=, door=)` for each row, and says to how
-        many it was done.
+        """Asks whether and why; once confirmed, does `act(row, by=, why=, door=)` for each row, and says to
+        how many it was done.
 
-        `act` answers False where there was nothing left to do, or raises CatalogError, which stops none of
-        the others. `done` completes "3 of 4 models ...". Who may do it is for the caller to have checked.
+        `entails` tells by key what would come of the rows, for the question. `act` answers False where there
+        was nothing left to do, or raises CatalogError, which stops none of the others. `done` completes
+        "3 of 4 models ...". Who may do it is for the caller to have checked.
         """
         back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
         rows = list(queryset)
         if request.method != "POST" or request.POST.get("confirmed") != "yes":
+            entailed = entails(rows)
             context = {
                 **self.admin_site.each_context(request),
                 "title": title,
@@ -131,7 +159,10 @@ class VerbAdmin(ModelAdmin):
                 "media": self.media,
                 "question": question,
                 "button": button,
-                "lines": [shown(describe(row), SENTENCE_LIMIT) for row in rows],
+                "lines": [
+                    (sentence(str(row)), [shown(each, SENTENCE_LIMIT) for each in entailed.get(row.pk, ())])
+                    for row in rows
+                ],
                 "keys": [str(row.pk) for row in rows],
                 "action": action,
                 "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,

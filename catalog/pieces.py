@@ -6,7 +6,7 @@ Everything they are given is data and is escaped; what cannot be seen in it is m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.utils.html import format_html, format_html_join
@@ -44,7 +44,7 @@ def as_json(value: Any) -> SafeString:
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], looks: Sequence[str] = ()) -> SafeString:
     """A small table. Cells are texts, or SafeStrings made here; `looks` are the columns' classes."""
     looks = looks or [""] * len(headings)
-    head = format_html_join("", "<th>{}</th>", ((heading,) for heading in headings))
+    head = format_html_join("", '<th scope="col">{}</th>', ((heading,) for heading in headings))
     lines = [
         (
             format_html_join(
@@ -60,3 +60,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], looks: Sequenc
     ]
     body = format_html_join("", "<tr>{}</tr>", lines)
     return format_html('<table class="facts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, body)
+
+
+def difference_table(differences: Iterable[Mapping[str, Any]]) -> SafeString:
+    """Field by field: was, is now. Entries of one map, or of one list, stand below each other."""
+    rows = [(each["field"], _entries(each["was"]), _entries(each["now"])) for each in differences]
+    return table(("field", "was", "is now"), rows, looks=("", "was", "now"))
+
+
+def _entries(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return "not set"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}={_entries(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return "\n".join(_entries(inner) for inner in value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -19,12 +19,12 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from catalog.pages import VerbAdmin
-from catalog.pieces import as_json, badge, preformatted, said, sentence, table
+from catalog.pieces import as_json, badge, difference_table, preformatted, said, sentence, table
 from catalog.typed import span_words
 from nodes import actions
 from nodes.agents import AgentProblem, last_report, read_log
 from nodes.models import Node, Orphan, Replica
-from nodes.pieces import difference_table, freshness_badge, replica_badge, stale_badge
+from nodes.pieces import freshness_badge, replica_badge, stale_badge
 from nodes.placement import GB, Freshness
 from nodes.showing import (
     differences_as_dicts,
@@ -166,11 +166,13 @@ class ReplicaAdmin(ReadOnlyAdmin):
     def profile_differences(self, replica: Replica) -> SafeString | str:
         found = staleness_of(replica)
         differences = found.stale_fields + found.launch_fields
-        return difference_table(differences_as_dicts(differences)) if differences else "-"
+        if not differences:
+            return "-"
+        return difference_table(differences_as_dicts(differences, sees_env=replica.sees_env))
 
     @admin.display(description="started from")
     def launch_shown(self, replica: Replica) -> SafeString:
-        return as_json(launch_as_dict(replica.launch))
+        return as_json(launch_as_dict(replica.launch, sees_env=replica.sees_env))
 
     @admin.display(description="came by")
     def came_by(self, replica: Replica) -> str:
@@ -226,8 +228,8 @@ class NodeAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
         return nodes()
 
-    def subject_of(self, node: Node) -> tuple[str, str]:
-        return "node", node.name
+    def subject_of(self, node: Node) -> tuple[str, str, str]:
+        return "node", str(node.pk), node.name
 
     @admin.display(description="state")
     def freshness(self, node: Node) -> SafeString:
@@ -373,4 +375,4 @@ class OrphanAdmin(ReadOnlyAdmin):
 
     @admin.display(description="started from")
     def launch_shown(self, orphan: Orphan) -> SafeString:
-        return as_json(launch_as_dict(orphan.launch))
+        return as_json(launch_as_dict(orphan.launch, sees_env=orphan.sees_env))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.pieces import badge, table
+from catalog.pieces import badge
 from nodes.models import Node, Replica
 from nodes.placement import Freshness
 from nodes.showing import freshness_of, staleness_of
@@ -41,19 +37,3 @@ def stale_badge(replica: Replica) -> SafeString | str:
 def freshness_badge(node: Node) -> SafeString:
     found = freshness_of(node)
     return badge(found, _FRESHNESS_LOOKS.get(found, ""))
-
-
-def difference_table(differences: Sequence[Mapping[str, Any]]) -> SafeString:
-    """Field by field: was, is now. Entries of one map, or of one list, stand below each other."""
-    rows = [(each["field"], _lines(each["was"]), _lines(each["now"])) for each in differences]
-    return table(("field", "was", "is now"), rows, looks=("", "was", "now"))
-
-
-def _lines(value: Any) -> str:
-    if value is None or value == {} or value == []:
-        return "not set"
-    if isinstance(value, Mapping):
-        return "\n".join(f"{name}={_lines(inner)}" for name, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        return "\n".join(_lines(inner) for inner in value)
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The history in the admin: who did what to what, and why. Read-only."""
+"""The history in the admin: who did what to what, when, why, and what changed. Read-only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from catalog.hiding import hide_all
+from catalog.history import changes, summary
 from catalog.models import Event
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, sentence
@@ -14,12 +15,13 @@ from catalog.pieces import as_json, sentence
 
 @admin.register(Event)
 class EventAdmin(VerbAdmin):
-    """Who did what to what, and why. Read-only."""
-
-    list_display = ("at", "who", "verb", "kind", "what", "because", "door")
+    list_display = ("at", "who", "verb", "kind", "what", "changed", "because", "door")
     list_filter = ("kind", "verb", "door")
     search_fields = ("subject", "by", "why")
-    fields = ("at", "who", "door", "verb", "kind", "what", "because", "details")
+    fieldsets = (
+        (None, {"fields": ("at", "who", "door", "verb", "kind", "what", "because", "differences")}),
+        ("As it was recorded", {"fields": ("recorded",), "classes": ("collapse",)}),
+    )
     show_full_result_count = False
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -31,11 +33,8 @@ class EventAdmin(VerbAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Event | None = None) -> bool:
         return False
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        return lookup == "subject" or super().lookup_allowed(lookup, value, request)
-
-    def subject_of(self, event: Event) -> tuple[str, str]:
-        return event.kind, event.subject
+    def subject_of(self, event: Event) -> tuple[str, str, str]:
+        return event.kind, event.subject_key, event.subject
 
     @admin.display(description="by", ordering="by")
     def who(self, event: Event) -> str:
@@ -49,6 +48,14 @@ class EventAdmin(VerbAdmin):
     def because(self, event: Event) -> str:
         return sentence(event.why)
 
+    @admin.display(description="changed")
+    def changed(self, event: Event) -> str:
+        return summary(event)
+
+    @admin.display(description="what changed")
+    def differences(self, event: Event) -> SafeString | str:
+        return changes(event, sees_env=event.sees_env)
+
     @admin.display(description="detail")
-    def details(self, event: Event) -> SafeString | str:
-        return as_json(hide_all(event.detail)) if event.detail else "-"
+    def recorded(self, event: Event) -> SafeString | str:
+        return as_json(hide_all(event.detail, sees_env=event.sees_env)) if event.detail else "-"

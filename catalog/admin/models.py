@@ -1,4 +1,4 @@
-"""Models and their profiles in the admin.
+"""Models in the admin: the list that says what is wrong, and the page of one model with its profiles.
 
 Pages read rows and call verbs; nothing here saves a row. A verb's refusal is shown on the same page, at the
 fields it is about.
@@ -6,101 +6,94 @@ fields it is about.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Max, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from catalog import actions
-from catalog.forms import ModelForm, ProfileForm, ProfileFormSet
+from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
+from catalog.admin.profiles import ProfileInline
+from catalog.forms import ModelForm
 from catalog.hiding import hide_model
-from catalog.models import Model, Profile
+from catalog.models import Model
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
+from catalog.proposals import proposals
+from catalog.reading import CatalogError, Fault
+from catalog.spec import ModelSpec
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
-from nodes.models import Replica
+from nodes.models import Demand, Replica
 from nodes.pieces import replica_badge, stale_badge
 from nodes.showing import models_with_replicas, replicas, spec_of, staleness_of, tally
 from nodes.tasks import wake
 
-SOURCE_LOOKS = {Model.Source.OK: "good", Model.Source.WARN: "warn", Model.Source.REFUSE: "bad"}
-
-
-class ProfileInline(admin.StackedInline):
-    model = Profile
-    form = ProfileForm
-    formset = ProfileFormSet
-    extra = 0
-    min_num = 1
-    verbose_name_plural = "profiles: the ways to run it, one for each GPU class"
-    fieldsets = (
-        (
-            None,
-            {
-                "fields": (
-                    ("name", "engine", "gpu_class"),
-                    ("tp", "pp", "nodes", "gpus_per_node"),
-                    ("min_memory_gb", "min_disk_gb", "startup_timeout"),
-                    ("priority", "weight"),
-                    ("args", "env", "node_selector"),
-                )
-            },
-        ),
-    )
-
-    # Profiles are part of their model: whoever may edit the one may edit the other.
-
-    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return request.user.has_perm("catalog.change_model" if obj else "catalog.add_model")
-
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return self.has_add_permission(request, obj)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return self.has_add_permission(request, obj)
-
-    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return request.user.has_perm("catalog.view_model") or self.has_add_permission(request, obj)
+_SOURCE_BADGES = {
+    Model.Source.UNCHECKED: ("not checked", ""),
+    Model.Source.OK: ("found", "good"),
+    Model.Source.WARN: ("warning", "warn"),
+    Model.Source.REFUSE: ("refused", "bad"),
+}
 
 
 @admin.register(Model)
 class ModelAdmin(VerbAdmin):
     form = ModelForm
     inlines = (ProfileInline,)
-    list_display = ("name", "scaling", "ready", "stale", "waits_for", "source_found", "profile_names")
-    list_filter = ("source_state",)
+    list_display = (
+        "name",
+        "scaling",
+        "ready",
+        "stale",
+        "waits_for",
+        "source_found",
+        "asked",
+        "profile_names",
+    )
+    list_filter = (AttentionFilter, ScalingFilter, EngineFilter, "source_state")
     search_fields = ("names__name", "source", "description")
-    actions: ClassVar[list[Any]] = ["remove"]
+    actions: ClassVar[list[Any]] = ["turn_off", "remove"]
     fieldsets = (
-        ("Now", {"fields": ("now", "running", "source_check")}),
+        ("Now", {"fields": ("now", "running")}),
         (None, {"fields": ("name", "aliases", "description")}),
-        ("Source", {"fields": ("source", "skip_source_check")}),
+        ("Source", {"fields": ("source", "source_check", "skip_source_check")}),
         (
             "Scaling",
             {"fields": (("scaling_min", "scaling_max", "idle_timeout"), "fallbacks", "routing_profile")},
         ),
         ("Limits and promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
         ("Capabilities", {"fields": (("tools", "vision", "embeddings"),)}),
-        ("This change", {"fields": ("why",)}),
+        ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
     readonly_fields = ("now", "running", "source_check")
 
     # --- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Model]:
-        return models_with_replicas()
+        """With the database's clock, which ages are told by, and when each was last asked for."""
+        asked = Demand.objects.filter(model=OuterRef("pk")).values("model")
+        latest = asked.annotate(latest=Max("asked_at")).values("latest")
+        return models_with_replicas().annotate(read_at=Now(), asked_at=Subquery(latest))
 
     @admin.display(description="scaling", ordering="scaling_max")
     def scaling(self, model: Model) -> str:
         return scaling_words(spec_of(model).scaling, settings.LLMGW_IDLE_TIMEOUT)
+
+    @admin.display(description="last asked for", ordering="asked_at")
+    def asked(self, model: Model) -> str:
+        return _ago(model, model.asked_at)
 
     @admin.display(description="ready")
     def ready(self, model: Model) -> SafeString | str:
@@ -118,10 +111,10 @@ class ModelAdmin(VerbAdmin):
             found += [badge(f"{counted.mild} stale"), said("no restart needed")]
         return format_html_join(" ", "{}", ((part,) for part in found)) or "-"
 
-    @admin.display(description="source", ordering="source_state")
+    @admin.display(description="source", ordering="source_checked_at")
     def source_found(self, model: Model) -> SafeString:
-        state = Model.Source(model.source_state)
-        return badge(state.label.split(",")[0], SOURCE_LOOKS.get(state, ""))
+        found = badge(*_SOURCE_BADGES[Model.Source(model.source_state)])
+        return format_html("{}{}", found, said(_ago(model, model.source_checked_at, never="")))
 
     @admin.display(description="profiles")
     def profile_names(self, model: Model) -> str:
@@ -135,20 +128,32 @@ class ModelAdmin(VerbAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Model | None = None) -> Any:
         if obj is None:
-            return self.fieldsets[1:]
+            return [
+                (title, {**options, "fields": [name for name in options["fields"] if name != "source_check"]})
+                for title, options in self.fieldsets[1:]
+            ]
         if not self.has_change_permission(request, obj):
-            return (self.fieldsets[0], ("As written", {"fields": ("written",)}))
+            now = {"fields": (*self.fieldsets[0][1]["fields"], "source_check")}
+            return (("Now", now), ("As written", {"fields": ("written",)}))
         return self.fieldsets
 
     def get_inlines(self, request: HttpRequest, obj: Model | None) -> Any:
         return self.inlines if obj is None or self.has_change_permission(request, obj) else ()
 
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        model = context["original"]
+        unlawful = [sentence(fault.sentence) for fault in _faults_today(model)] if model else []
+        return super().render_change_form(request, {**context, "unlawful": unlawful}, *args, **kwargs)
+
     @admin.display(description="state")
     def now(self, model: Model) -> SafeString:
-        words = sentence(self.scaling(model))
+        parts = [sentence(self.scaling(model)), self.ready(model), self.stale(model)]
         if hasattr(model, "unplaced"):
-            return format_html("{} {} {}", words, self.ready(model), said(model.unplaced.why, "problem"))
-        return format_html("{} {}", words, self.ready(model))
+            parts.append(said(model.unplaced.why, "problem"))
+        parts.append(said(f"Last asked for: {self.asked(model)}."))
+        return format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
 
     @admin.display(description="replicas")
     def running(self, model: Model) -> SafeString | str:
@@ -178,14 +183,22 @@ class ModelAdmin(VerbAdmin):
 
     @admin.display(description="model")
     def written(self, model: Model) -> SafeString:
-        return as_json(hide_model(spec_of(model).as_text_dict()))
+        return as_json(hide_model(spec_of(model).as_text_dict(), sees_env=model.sees_env))
 
     # --- saving: through the verb, which refuses or does all of it
+
+    def get_form(
+        self, request: HttpRequest, obj: Model | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        form.seen = getattr(request, "seen", ())
+        form.notes = _notes(obj).get("", {}) if obj else {}
+        return form
 
     def get_formset_kwargs(
         self, request: HttpRequest, obj: Model, inline: Any, prefix: str
     ) -> dict[str, Any]:
-        shared = {"hides_secrets": not request.user.is_superuser}
+        shared = {"sees_env": getattr(obj, "sees_env", False), "notes": _notes(obj) if obj.pk else {}}
         kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
         return {**kwargs, "faults": getattr(request, "faults", ()), "form_kwargs": shared}
 
@@ -204,7 +217,7 @@ class ModelAdmin(VerbAdmin):
             "after_change": wake,
         }
         if stored:
-            outcome = actions.edit_model(stored.name, raw, **said_with)
+            outcome = actions.edit_model(stored.name, raw, expected=form.expected, **said_with)
         else:
             outcome = actions.add_model(raw, **said_with)
         form.instance.pk, form.instance.name = outcome.model.pk, outcome.model.name
@@ -213,8 +226,8 @@ class ModelAdmin(VerbAdmin):
         for warning in outcome.warnings:
             messages.warning(request, sentence(warning))
 
-    def subject_of(self, model: Model) -> tuple[str, str]:
-        return "model", model.name
+    def subject_of(self, model: Model) -> tuple[str, str, str]:
+        return "model", str(model.pk), model.name
 
     # --- removing
 
@@ -242,10 +255,61 @@ class ModelAdmin(VerbAdmin):
             button="Yes, remove",
             done="removed",
             act=lambda model, **told: actions.remove_model(model.name, after_change=wake, **told),
-            describe=_with_replicas,
+            entails=_replicas_that_stop,
+        )
+
+    # --- turning off
+
+    @admin.action(description="Turn off the selected models", permissions=["change"])
+    def turn_off(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="turn_off",
+            title="Turn off models",
+            question="Turn these off? They stay in the catalog. Their replicas finish what they are doing "
+            "and stop; requests go to their fallbacks, or are refused.",
+            button="Yes, turn off",
+            done="turned off",
+            act=_turn_off,
+            entails=_replicas_that_stop,
         )
 
 
-def _with_replicas(model: Model) -> str:
-    alive = len(model.alive)  # type: ignore[attr-defined]  # prefetched
-    return f"{model.name}: {alive} {'replica' if alive == 1 else 'replicas'} will stop"
+def _turn_off(model: Model, **told: Any) -> bool:
+    if model.scaling_max == 0:
+        return False
+    off = {"scaling": {"min": 0, "max": 0}}
+    actions.patch_model(model.name, off, ask_paths=ask_paths, after_change=wake, **told)
+    return True
+
+
+def _replicas_that_stop(models: Sequence[Model]) -> Mapping[int, Sequence[str]]:
+    """By model: each replica's name, where it runs and how it is."""
+    alive = replicas().filter(model__in=models).exclude(state__in=Replica.OVER)
+    found: dict[Any, list[str]] = defaultdict(list)
+    for replica in alive:
+        where = ", ".join(rank.node.name for rank in replica.ranks.all()) or "no node yet"
+        found[replica.model_id].append(f"{replica} on {where}, {replica.state}, will stop")
+    return {model.pk: found[model.pk] or ["no replica runs"] for model in models}
+
+
+def _ago(model: Model, moment: datetime | None, never: str = "never") -> str:
+    return f"{span_words((model.read_at - moment).total_seconds())} ago" if moment else never
+
+
+def _faults_today(model: Model) -> Sequence[Fault]:
+    """What the law has against a model as it is stored: it may have become stricter since."""
+    try:
+        ModelSpec.load(spec_of(model).as_dict())
+    except CatalogError as no:
+        return no.faults
+    return ()
+
+
+def _notes(model: Model) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """What the last source check proposes, by profile (empty: the model itself) and field."""
+    notes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for proposal in proposals(spec_of(model), model.source_facts):
+        notes[proposal.profile][proposal.field].append(proposal.sentence)
+    return notes

@@ -1,0 +1,95 @@
+"""What was done to a row, as people read it: when, who, through which door, why, what changed field by field.
+
+Reads events and writes none. What of an environment is shown is for the caller to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from catalog.hiding import hide_all
+from catalog.models import Event
+from catalog.pieces import as_json, difference_table, said, sentence, table
+from catalog.typed import span_words
+
+_TOLD = ("changed", "profiles_changed", "profiles_added", "profiles_removed", "profiles_order")
+_QUIET = ("recorded", "found", "simulated")  # a source check that found nothing to speak of
+
+
+def events_of(kind: str, key: str, subject: str) -> QuerySet[Event]:
+    """A row's events, newest first, whatever it was called then. The oldest know its name alone."""
+    by_name = Q(subject_key="", subject=subject)
+    return Event.objects.filter(Q(subject_key=key) | by_name if key else by_name, kind=kind)
+
+
+def summary(event: Event) -> str:
+    """Which fields changed, in one line."""
+    detail = event.detail
+    parts = [str(each["field"]) for each in detail.get("changed", ())]
+    for name, found in detail.get("profiles_changed", {}).items():
+        parts.append(f"profile {name}: " + ", ".join(str(each["field"]) for each in found))
+    parts += [f"profile {name} added" for name in detail.get("profiles_added", ())]
+    parts += [f"profile {name} removed" for name in detail.get("profiles_removed", ())]
+    parts += ["order of profiles"] if detail.get("profiles_order") else []
+    return sentence("; ".join(parts))
+
+
+def changes(event: Event, *, sees_env: bool) -> SafeString | str:
+    """Field by field; what was added or removed whole folds out."""
+    detail = hide_all(event.detail, sees_env=sees_env)
+    parts: list[SafeString] = []
+    if rows := list(_differences(detail)):
+        parts.append(difference_table(rows))
+    if "model" in detail:
+        parts.append(_folded("the whole model", detail["model"]))
+    check = detail.get("source_check") or {}
+    if check.get("code") not in _QUIET and check.get("sentence"):
+        parts.append(said(check["sentence"]))
+    others = {key: value for key, value in detail.items() if key not in (*_TOLD, "model", "source_check")}
+    if others:
+        parts.append(_folded("more", others))
+    return format_html_join("", "{}", ((part,) for part in parts)) or "-"
+
+
+def _differences(detail: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    yield from detail.get("changed", ())
+    for name, found in detail.get("profiles_changed", {}).items():
+        yield from ({**each, "field": f"profile {name}: {each['field']}"} for each in found)
+    for name in detail.get("profiles_added", ()):
+        yield {"field": f"profile {name}", "was": None, "now": "added"}
+    for name in detail.get("profiles_removed", ()):
+        yield {"field": f"profile {name}", "was": "there", "now": "removed"}
+    if order := detail.get("profiles_order"):
+        yield {"field": "order of profiles", "was": "another", "now": order}
+
+
+def _folded(summary_: str, value: Any) -> SafeString:
+    return format_html("<details><summary>{}</summary>{}</details>", summary_, as_json(value))
+
+
+def history_table(events: Iterable[Event], *, now: datetime, sees_env: bool) -> SafeString:
+    """`now` is the database's."""
+    rows = [
+        (
+            _when(event.at, now),
+            event.by or "llmgw",
+            event.door,
+            f"{event.verb} {event.kind} {event.subject}",
+            event.why,
+            changes(event, sees_env=sees_env),
+        )
+        for event in events
+    ]
+    return table(("when", "who", "through", "did", "why", "what changed"), rows)
+
+
+def _when(at: datetime, now: datetime) -> SafeString:
+    age = f"{span_words((now - at).total_seconds())} ago"
+    written = f"{at:%Y-%m-%d %H:%M:%S}"
+    return format_html('<time datetime="{}">{}</time>{}', at.isoformat(), age, said(written))
