@@ -1,12 +1,12 @@
-"""What a model becomes when only some of its fields are sent (RFC 7396, JSON merge patch).
+"""What a model becomes when only some of its fields are told (RFC 7396, JSON merge patch).
 
-A field that is null is taken back to what it is when left out; a list is replaced whole.
+A field that is null is taken back to what it is when left out; a list is replaced whole. It judges nothing.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from catalog.spec import SLO_KEYS, ModelSpec
+from catalog.spec import SLO_KEYS, ModelSpec, ProfileSpec
 
 
 def patched(stored: ModelSpec, patch: object) -> Any:
@@ -16,16 +16,25 @@ def patched(stored: ModelSpec, patch: object) -> Any:
         # Either spelling means the same field, and in one form both would contradict each other.
         written = {other: key for key, other in SLO_KEYS.items() if not (key in slo and other in slo)}
         patch = {**patch, "slo": {written.get(key, key): value for key, value in slo.items()}}
-    return _merged(stored.as_text_dict(), patch)
+    return merged(stored.as_text_dict(), patch)
 
 
-def _merged(was: Any, patch: Any) -> Any:
+def patched_profile(stored: ProfileSpec, patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile's JSON form with the patch applied. GPUs per node follow tp and nodes where they did."""
+    form = stored.as_text_dict()
+    if stored.gpus_per_node == max(stored.tp // stored.nodes, 1):
+        del form["gpus_per_node"]
+    return dict(merged(form, patch))
+
+
+def merged(was: Any, patch: Any) -> Any:
+    """Any JSON with any patch applied."""
     if not isinstance(patch, Mapping):
         return patch
-    merged = dict(was) if isinstance(was, Mapping) else {}
+    into = dict(was) if isinstance(was, Mapping) else {}
     for key, value in patch.items():
         if value is None:
-            merged.pop(key, None)
+            into.pop(key, None)
         else:
-            merged[key] = _merged(merged.get(key), value)
-    return merged
+            into[key] = merged(into.get(key), value)
+    return into

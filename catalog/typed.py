@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from catalog.differences import PROFILE_KEYS
 from catalog.durations import format_duration
 from catalog.reading import quote
 from catalog.spec import Scaling
@@ -104,29 +105,63 @@ def read_pairs(text: str) -> dict[str, str]:
 # --- settings in a shell --------------------------------------------------------------------------
 
 
-def read_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """A profile from `key=value` texts: args once an argument, `env.NAME=value`, `node_selector.NAME=value`.
+def split_settings(words: Sequence[str], known: Iterable[str]) -> tuple[str, list[str]]:
+    """The profile that settings are for, which is the first of several words unless that is a setting itself,
+    and the settings. A profile that is `known` may be called anything."""
+    first, *rest = words
+    is_setting = "=" in first or _taken_away(first) is not None
+    is_name = bool(rest) and (first in known or not is_setting)
+    return (first, rest) if is_name else ("", [first, *rest])
 
-    Raises TypingError naming the setting. Keys and values are for the law to judge.
+
+def read_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """What settings make of a profile, as a JSON merge patch.
+
+    `key=value` sets a field and `key=` takes it back to what it is when left out. args is given once an
+    argument, all of them anew. `env.NAME=value` and `node_selector.LABEL=value` set one entry, `env.NAME-`
+    takes it away. Raises TypingError naming the setting. Keys and values are for the law to judge.
     """
-    profile: dict[str, Any] = {}
+    patch: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
+        key = key.strip()
+        place, name = _place(key)
+        if entry := _taken_away(setting):
+            _set(patch, *entry, None)
+        elif not equals or not key:
             raise TypingError(f"the profile setting {quote(setting)} is not key=value; write it like tp=2")
-        place, key = profile, key.strip()
-        for name in _MAPS:
-            if key == name:
-                raise TypingError(f"{name} is set entry by entry; write {name}.NAME=value")
-            if key.startswith(f"{name}."):
-                place, key = profile.setdefault(name, {}), key.removeprefix(f"{name}.")
-        if key == "args" and place is profile:
-            profile.setdefault("args", []).append(text)
-        elif key in place:
-            raise TypingError(f"the profile setting {quote(key)} is given twice; keep one of the two")
+        elif key == "args":
+            patch.setdefault(key, []).append(text)
+        elif place in _MAPS and name:
+            _set(patch, place, name, text)
+        elif key in _MAPS and text:
+            raise TypingError(f"{key} is set entry by entry; write {key}.NAME=value")
         else:
-            place[key] = text if place is not profile else typed_value(key, text)
-    return profile
+            _set(patch, "", key, typed_value(key, text) if text or key not in PROFILE_KEYS else None)
+    if patch.get("args") == [""]:
+        patch["args"] = None
+    return patch
+
+
+def _place(key: str) -> tuple[str, str]:
+    """The map and the entry of `env.NAME`."""
+    place, _, name = key.partition(".")
+    return place, name
+
+
+def _taken_away(setting: str) -> tuple[str, str] | None:
+    """The map and the entry of `env.NAME-`."""
+    place, name = _place(setting.strip())
+    is_it = place in _MAPS and "=" not in name and name.endswith("-")
+    return (place, name.removesuffix("-")) if is_it else None
+
+
+def _set(patch: dict[str, Any], place: str, key: str, value: Any) -> None:
+    inside = patch.setdefault(place, {}) if place else patch
+    if inside is None or key in inside:
+        name = f"{place}.{key}" if place else key
+        raise TypingError(f"the profile setting {quote(name)} is given twice; keep one of the two")
+    inside[key] = value
 
 
 # --- words to read --------------------------------------------------------------------------------

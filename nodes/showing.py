@@ -60,9 +60,22 @@ def of_model(name: str) -> Q:
 
 
 def staleness_of(replica: Replica) -> Staleness:
+    return _staleness(replica, spec_of(replica.model) if replica.model else None)
+
+
+def becoming_stale(model: Model, wanted: ModelSpec) -> int:
+    """How many replicas of a row of `models_with_replicas()` would need a restart, and need none now, if the
+    model were as it is wanted."""
+    alive: list[Replica] = model.alive  # type: ignore[attr-defined]  # prefetched
+    return sum(
+        _staleness(replica, wanted).restart_needed and not staleness_of(replica).restart_needed
+        for replica in alive
+    )
+
+
+def _staleness(replica: Replica, spec: ModelSpec | None) -> Staleness:
     """By name: a profile that was removed and is back is the profile that the replica was started from."""
     model = replica.model
-    spec = spec_of(model) if model else None
     return judge(
         replica.fingerprint,
         launch_from(replica.launch),
@@ -209,6 +222,7 @@ def model_as_dict(model: Model, *, sees_env: bool = False) -> dict[str, Any]:
             "wanted": counted.wanted,
             "stale": counted.stale,
             "unplaced": _unplaced(model),
+            "faults": [fault.sentence for fault in spec.faults_today()],
             "source": {
                 "state": model.source_state or "unchecked",
                 "sentence": model.source_sentence,

@@ -13,6 +13,7 @@ from catalog.typed import (
     read_settings,
     scaling_words,
     span_words,
+    split_settings,
     typed_value,
     write_list,
     write_pairs,
@@ -88,6 +89,32 @@ def test_settings_make_a_profile() -> None:
     }
 
 
+def test_a_setting_can_be_taken_back() -> None:
+    settings = ["tp=", "args=", "env.A-", "env.B=", "node_selector=", "tpp="]
+    assert read_settings(settings) == {
+        "tp": None,
+        "args": None,
+        "env": {"A": None, "B": ""},
+        "node_selector": None,
+        "tpp": "",  # for the law to refuse
+    }
+    assert read_settings(["args=", "args="]) == {"args": ["", ""]}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "settings"),
+    [
+        pytest.param(["fast", "tp=2"], "fast", ["tp=2"], id="a name and a setting"),
+        pytest.param(["tp=2", "pp=2"], "", ["tp=2", "pp=2"], id="settings alone"),
+        pytest.param(["env.A-", "pp=2"], "", ["env.A-", "pp=2"], id="an entry that is taken away"),
+        pytest.param(["tp"], "", ["tp"], id="one word is no name"),
+        pytest.param(["a=b", "tp=2"], "a=b", ["tp=2"], id="a known name that looks like a setting"),
+    ],
+)
+def test_settings_may_name_their_profile(words: list[str], name: str, settings: list[str]) -> None:
+    assert split_settings(words, ["a=b"]) == (name, settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -100,10 +127,20 @@ def test_settings_make_a_profile() -> None:
         ),
         pytest.param(
             ["env.A=2", "env.A=4"],
-            'the profile setting "A" is given twice; keep one of the two',
+            'the profile setting "env.A" is given twice; keep one of the two',
             id="an env twice",
         ),
         pytest.param(["env=A=1"], "env is set entry by entry; write env.NAME=value", id="a whole env"),
+        pytest.param(
+            ["env=", "env.A=1"],
+            'the profile setting "env.A" is given twice; keep one of the two',
+            id="an env emptied and set",
+        ),
+        pytest.param(
+            ["env.A=1", "env="],
+            'the profile setting "env" is given twice; keep one of the two',
+            id="an env set and emptied",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_read_is_named(settings: list[str], sentence: str) -> None:

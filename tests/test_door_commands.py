@@ -6,6 +6,7 @@ import io
 import json
 import stat
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from catalog.differences import MODEL_KEYS, PROFILE_KEYS
+from catalog.durations import MILLISECOND
 from catalog.hiding import HIDDEN
 from catalog.keys import KeyText
-from catalog.models import Event, Key, Model
+from catalog.models import Event, Key, Model, Profile
 from nodes.models import Node, Unplaced
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited
 
@@ -85,7 +88,7 @@ def test_model_add_warns_and_adds() -> None:
         pytest.param(("--tp", "two"), "tp must be a whole number, not a text", id="a word for a number"),
         pytest.param(("--profile", "tp"), 'the profile setting "tp" is not key=value', id="no equals sign"),
         pytest.param(
-            ("--tp", "2", "--profile", "tp=4"), "--tp and --profile tp= say the same thing", id="said twice"
+            ("--tp", "2", "--profile", "tp=4"), 'the profile setting "tp" is given twice', id="said twice"
         ),
         pytest.param(("--profile", "tpp=4"), 'unknown key "tpp"; did you mean tp?', id="a mispelt key"),
         pytest.param(("--min", "3", "--max", "1"), "scaling max 1 is below min 3", id="max below min"),
@@ -105,9 +108,199 @@ def test_model_add_says_every_fault() -> None:
 
 def test_model_remove_removes_and_says_so() -> None:
     a_model()
-    assert manage("model_remove", "tiny", "--why", "over") == "Removed tiny.\n"
+    assert manage("model_remove", "tiny", "--why", "over") == "Removed tiny; nothing of it runs.\n"
     assert Event.objects.get(verb="remove").why == "over"
     assert refusal("model_remove", "tiny") == 'model "tiny" is not in the catalog; check the spelling'
+
+
+def test_model_remove_tells_what_stops_and_can_be_tried() -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    a_replica(model, a_node("gpu-02"), "failed", gpu=None)
+    a_model("user", fallbacks=["tiny"])
+    no = 'model "tiny" cannot be removed: model "user" falls back to it; change that model\'s fallbacks first'
+    assert refusal("model_remove", "tiny", "--dry-run") == no
+    manage("model_edit", "user", "--fallbacks")
+    assert manage("model_remove", "tiny", "--dry-run").splitlines() == [
+        "Would remove tiny; these replicas finish what they are doing and stop:",
+        "REPLICA   PROFILE  NODE    STATE",
+        f"{str(replica.pk)[:8]}  default  gpu-01  ready",
+    ]
+    assert Model.objects.filter(name="tiny").exists()
+    assert manage("model_remove", "tiny").startswith("Removed tiny; these replicas")
+
+
+# --- a model from all its options, and back -------------------------------------------------------
+
+# Every field of a model, and every setting of a profile, at a value that is not the usual one.
+WHOLE = (
+    *("--description", "a trial", "--alias", "small", "--alias", "least", "--min", "1", "--max", "3"),
+    *("--idle-timeout", "1h30m", "--fallback", "other", "--routing-profile", "prefix"),
+    *("--ttft-p99", "300ms", "--tpot-p99", "50ms", "--context-length", "8192", "--max-output", "512"),
+    *("--capability", "tools", "--capability", "vision", "--capability", "embeddings"),
+    *("--profile", "wide", "engine=sim", "gpu_class=sim", "tp=4", "pp=2", "nodes=2", "gpus_per_node=4"),
+    *("--profile", "wide", "args=--delay", "args=", "env.A=1", "env.B=", "node_selector.zone=a"),
+    *("--profile", "wide", "min_memory_gb=4", "min_disk_gb=9", "weight=0.5", "priority=-5"),
+    *("--profile", "wide", "startup_timeout=5m"),
+)
+
+
+def test_no_field_is_missing_at_the_shell() -> None:
+    a_model("other")
+    manage("model_add", "tiny", "--source", "sim/tiny", *WHOLE)
+    form = Model.objects.get(name="tiny").spec.as_dict()
+    assert set(form) == set(MODEL_KEYS)
+    assert set(form["profiles"][0]) == set(PROFILE_KEYS)
+    assert set(form["scaling"]) == {"min", "max", "idle_timeout"}
+    assert form["slo"] == {"TTFTp99": 300 * MILLISECOND, "TPOTp99": 50 * MILLISECOND}
+    assert form["capabilities"] == {"tools": True, "vision": True, "embeddings": True}
+    assert form["profiles"][0]["args"] == ["--delay", ""]
+    assert form["profiles"][0]["env"] == {"A": "1", "B": ""}
+
+
+def test_model_edit_says_all_that_model_add_says_and_takes_it_back() -> None:
+    a_model("other")
+    manage("model_add", "tiny", "--source", "sim/tiny", *WHOLE)
+    whole = Model.objects.get(name="tiny").spec
+    manage("model_add", "plain", *SIM, "--profile", "name=wide")
+    plain = Model.objects.get(name="plain").spec
+
+    fields = (
+        *("--description", "--min", "--max", "--idle-timeout", "--routing-profile", "--ttft-p99"),
+        *("--tpot-p99", "--context-length", "--max-output"),
+    )
+    kept = ("name", "engine", "gpu_class")
+    settings = [f"{key}=" for key in PROFILE_KEYS if key not in kept]
+    manage(
+        *("model_edit", "tiny", "--aliases", "--fallbacks", "--remove-capability", "tools"),
+        *("--remove-capability", "vision", "--remove-capability", "embeddings"),
+        *(word for field in fields for word in (field, "")),
+        *("--profile", "wide", *settings),
+    )
+    assert Model.objects.get(name="tiny").spec == replace(plain, name="tiny")
+    manage("model_edit", "tiny", *WHOLE)
+    assert Model.objects.get(name="tiny").spec == whole
+
+
+def test_model_edit_tells_field_by_field_and_what_becomes_stale() -> None:
+    model = a_model(profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra", "A": "1"}}])
+    a_replica(model, a_node())
+    a_replica(model, a_node("gpu-02"), "failed", gpu=None)
+    words = ("model_edit", "tiny", "--max", "4", "--tp", "2", "--profile", "env.A-", "env.HF_TOKEN=sesame")
+    printed = manage(*words, "--why", "as ordered", "--dry-run").splitlines()
+    told = [
+        "FIELD                   WAS                     IS NOW",
+        "scaling                 max=2                   max=4",
+        "default: tp             1                       2",
+        "default: gpus_per_node  1                       2",
+        f"default: env            A=1, HF_TOKEN={HIDDEN}  HF_TOKEN={HIDDEN}",
+        "1 replica becomes stale and runs on as started; manage.py replicas --diff tells what differs.",
+    ]
+    assert printed == ["Would change tiny:", *told]
+    assert not Event.objects.filter(verb="edit").exists()
+    assert manage(*words, "--why", "as ordered").splitlines() == ["Changed tiny:", *told]
+    assert Event.objects.get(verb="edit").why == "as ordered"
+    assert dict(Model.objects.get().spec.profiles[0].env) == {"HF_TOKEN": "sesame"}
+    assert manage("model_edit", "tiny", "--max", "4") == "Nothing of tiny changes.\n"
+    assert Event.objects.filter(verb="edit").count() == 1
+
+
+def test_model_edit_tells_scripts() -> None:
+    a_replica(a_model(), a_node())
+    words = ("model_edit", "tiny", "--tp", "2", "--idle-timeout", "10s", "--json")
+    said = io.StringIO()
+    call_command(*words, "--dry-run", stdout=said, stderr=io.StringIO())
+    told = json.loads(said.getvalue())
+    assert (told["saved"], told["becoming_stale"]) == (False, 1)
+    assert told["changes"]["profiles_changed"]["default"][0] == {"field": "tp", "was": 1, "now": 2}
+    assert told["model"]["profiles"][0]["tp"] == 2
+    assert "under a minute" in told["warnings"][0]
+    said = io.StringIO()
+    call_command(*words, stdout=said, stderr=io.StringIO())
+    assert json.loads(said.getvalue()) == told | {"saved": True}
+
+
+def test_model_edit_keeps_names_in_order_and_adds_at_the_end() -> None:
+    for name in ("a", "b"):
+        a_model(name)
+    a_model(aliases=["one", "two"], fallbacks=["a"])
+    manage("model_edit", "tiny", "--alias", "three", "--alias", "one", "--remove-alias", "two")
+    manage("model_edit", "tiny", "--fallback", "b")
+    spec = Model.objects.get(name="tiny").spec
+    assert (spec.aliases, spec.fallbacks) == (("one", "three"), ("a", "b"))
+    manage("model_edit", "tiny", "--fallbacks", "b", "a", "--aliases", "four")
+    spec = Model.objects.get(name="tiny").spec
+    assert (spec.aliases, spec.fallbacks) == (("four",), ("b", "a"))
+
+
+def test_model_edit_adds_removes_and_renames_profiles() -> None:
+    a_model(profiles=[PROFILE, PROFILE | {"name": "slow"}])
+    printed = manage(
+        *("model_edit", "tiny", "--remove-profile", "slow", "--profile", "default", "name=fast"),
+        *("--add-profile", "cheap", "engine=sim", "gpu_class=l4"),
+    )
+    assert [profile.name for profile in Model.objects.get().spec.profiles] == ["fast", "cheap"]
+    assert "profile cheap    not set  added" in printed
+    assert "profile slow     there    removed" in printed
+
+
+def test_a_model_is_renamed_at_the_shell() -> None:
+    a_model()
+    manage("model_edit", "tiny", "--name", "small", "--alias", "tiny")
+    spec = Model.objects.get().spec
+    assert (spec.name, spec.aliases) == ("small", ("tiny",))
+    assert refusal("model_edit", "tiny", "--max", "1") == 'model "tiny" is an alias; name the model, "small"'
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param(
+            ("--profile", "defautl", "tp=2"),
+            'model "tiny" has no profile "defautl"; did you mean "default"? (--add-profile adds one)',
+            id="a mispelt profile",
+        ),
+        pytest.param(
+            ("--remove-profile", "x"),
+            'model "tiny" has no profile "x"; it has "default", "slow"',
+            id="a profile to remove that is not there",
+        ),
+        pytest.param(
+            ("--tp", "2"),
+            '"tp=2" could be for any of the profiles "default", "slow"; name the one you mean, as in'
+            " --profile default tp=2",
+            id="a setting that might be for two",
+        ),
+        pytest.param(
+            ("--remove-profile", "default", "--remove-profile", "slow", "--tp", "2"),
+            "no profile is left to change; --add-profile NAME KEY=VALUE adds one",
+            id="a setting that is for none",
+        ),
+        pytest.param(
+            ("--remove-alias", "x"), 'model "tiny" has no alias "x"; it has none', id="an alias to remove"
+        ),
+        pytest.param(
+            ("--remove-profile", "default", "--remove-profile", "slow"),
+            'model "tiny": at least one profile is required',
+            id="every profile removed",
+        ),
+        pytest.param(
+            ("--add-profile", "slow", "engine=sim", "gpu_class=sim"),
+            'model "tiny": profile "slow" is declared twice',
+            id="a profile added twice",
+        ),
+        pytest.param(("--source", ""), 'model "tiny": source is required', id="no source"),
+    ],
+)
+def test_model_edit_refuses_in_one_sentence_and_saves_nothing(words: tuple[str, ...], says: str) -> None:
+    a_model(profiles=[PROFILE, PROFILE | {"name": "slow"}])
+    assert refusal("model_edit", "tiny", *words) == says
+    assert not Event.objects.filter(verb="edit").exists()
+
+
+def test_options_are_not_guessed_from_their_beginnings() -> None:
+    a_model(aliases=["one"])
+    assert "unrecognized arguments: --aliase two" in refusal("model_edit", "tiny", "--aliase", "two")
 
 
 def test_models_prints_a_table() -> None:
@@ -144,6 +337,20 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) ->
         _, *rows = manage(command).splitlines()
         letters = Counter("".join("".join(rows).split()).replace("-", ""))
         assert letters <= Counter(terminal.getvalue())  # moved or wrapped, and nothing cut
+
+
+def test_a_model_of_an_older_law_is_listed_with_what_is_wrong_and_can_be_scaled() -> None:
+    a_model()
+    Profile.objects.update(args=["--port", "80"])
+    says = (
+        'model "tiny" profile "default": argument "--port" is set by llmgw (chosen on the node); leave it out'
+    )
+    assert manage("models").splitlines()[-1] == says
+    assert json.loads(manage("models", "--json"))[0]["status"]["faults"] == [says]
+    assert refusal("model_edit", "tiny", "--max", "3", "--description", "d") == says
+    assert manage("model_edit", "tiny", "--max", "3").startswith("Changed tiny:")
+    assert manage("model_edit", "tiny", "--min", "0", "--max", "0").startswith("Changed tiny:")
+    assert manage("model_remove", "tiny") == "Removed tiny; nothing of it runs.\n"
 
 
 def test_models_plain_prints_the_catalog() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from django.core.management.base import CommandError, OutputWrapper
 from django.db import DatabaseError
 
-from catalog.actions import SourceRefused
+from catalog.actions import Outcome, SourceRefused
 from catalog.reading import CatalogError, shown
 from catalog.typed import TypingError, span_words
 
@@ -40,6 +40,10 @@ def add_json(parser: ArgumentParser) -> None:
 
 def add_why(parser: ArgumentParser) -> None:
     parser.add_argument("--why", default="", help="kept in the history")
+
+
+def add_dry_run(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, and change nothing")
 
 
 def print_json(stdout: OutputWrapper, value: Any) -> None:
@@ -67,6 +71,27 @@ def print_table(stdout: OutputWrapper, headings: Sequence[str], rows: Sequence[S
         if note != EMPTY:
             columns = shutil.get_terminal_size().columns
             stdout.write(textwrap.fill(note, columns, initial_indent=INDENT, subsequent_indent=INDENT))
+
+
+def print_differences(stdout: OutputWrapper, differences: Sequence[tuple[str, Any, Any]]) -> None:
+    """Field, what it was and what it is now."""
+    rows = [(field, _value(was), _value(now)) for field, was, now in differences]
+    print_table(stdout, ("field", "was", "is now"), rows)
+
+
+def _value(value: Any) -> str:
+    if value in (None, {}, []):
+        return "not set"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={inner}" for name, inner in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def print_warnings(stderr: OutputWrapper, outcome: Outcome) -> None:
+    """What a verb allows and has something to say about."""
+    told = [outcome.finding.sentence] if outcome.finding.level == "warn" else []
+    for warning in [*told, *outcome.warnings]:
+        stderr.write(f"warning: {shown(warning, 2_000)}")
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from catalog.actions import remove_model
-from catalog.management.shell import DOOR, add_why, refusals, who
+from catalog.actions import find_model, remove_model
+from catalog.management.shell import DOOR, add_dry_run, add_why, print_table, refusals, who
 from catalog.reading import shown
+from nodes.models import Replica
+from nodes.showing import replicas
 from nodes.tasks import wake
 
 
@@ -19,8 +21,29 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", help="its canonical name")
         add_why(parser)
+        add_dry_run(parser)
 
-    def handle(self, *args: Any, name: str, why: str, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, why: str, dry_run: bool, **options: Any) -> None:
         with refusals():
-            remove_model(name, by=who(), why=why, door=DOOR, after_change=wake)
-        self.stdout.write(f"Removed {shown(name)}.")
+            model = find_model(name)
+            stopping = list(replicas().filter(model=model).exclude(state__in=Replica.OVER))
+            remove_model(
+                model.name,
+                expected=model.revision,
+                is_trial=dry_run,
+                by=who(),
+                why=why,
+                door=DOOR,
+                after_change=wake,
+            )
+        done = "Would remove" if dry_run else "Removed"
+        if not stopping:
+            self.stdout.write(f"{done} {shown(name)}; nothing of it runs.")
+            return
+        self.stdout.write(f"{done} {shown(name)}; these replicas finish what they are doing and stop:")
+        print_table(self.stdout, ("replica", "profile", "node", "state"), [_line(each) for each in stopping])
+
+
+def _line(replica: Replica) -> tuple[object, ...]:
+    nodes = ", ".join(rank.node.name for rank in replica.ranks.all())
+    return str(replica.pk)[:8], replica.profile_name, nodes, replica.state

@@ -43,6 +43,8 @@ class Command(BaseCommand):
                 if hasattr(row, "unplaced"):
                     name, why = shown(row.name), shown(row.unplaced.why, 2_000)
                     self.stdout.write(f"{name} is {row.unplaced.missing} short: {why}")
+                for fault in spec_of(row).faults_today():
+                    self.stdout.write(shown(fault.sentence, 2_000))
 
 
 def _line(row: Model) -> tuple[object, ...]:

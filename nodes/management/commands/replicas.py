@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from catalog.management.shell import add_json, ago, print_json, print_table, refusals
+from catalog.management.shell import add_json, ago, print_differences, print_json, print_table, refusals
 from catalog.reading import quote, shown
 from nodes.models import Replica
 from nodes.showing import of_model, replica_as_dict, replicas, staleness_of
@@ -52,8 +52,9 @@ class Command(BaseCommand):
         if told["stale_why"]:
             self.stdout.write(f"\n{_name(told)} {told['id'][:8]}: {shown(told['stale_why'], 2_000)}")
         if differences:
-            rows = [(each["field"], _value(each["was"]), _value(each["now"])) for each in differences]
-            print_table(self.stdout, ("field", "was", "is now"), rows)
+            print_differences(
+                self.stdout, [(each["field"], each["was"], each["now"]) for each in differences]
+            )
 
 
 def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
@@ -66,11 +67,3 @@ def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
 
 def _name(told: dict[str, Any]) -> str:
     return f"{told['model']}/{told['profile']}"
-
-
-def _value(value: Any) -> str:
-    if value in (None, {}, []):
-        return "not set"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={inner}" for name, inner in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
