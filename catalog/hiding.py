@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from catalog.reading import CatalogError, Fault, quote
+from catalog.secrets import name_in
 from catalog.spec import ModelSpec
 
 HIDDEN = "(hidden)"
@@ -24,7 +25,10 @@ _SECRET_VALUE = re.compile(r"(hf_|sk-|llmgw_)[0-9A-Za-z_-]{16}|://[^/@\s]*:[^/@\
 
 
 def looks_secret(name: str, value: str) -> bool:
-    return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    """A reference to a secret is none: it is there to be read."""
+    if not value or name_in(value):
+        return False
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def hide(env: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:

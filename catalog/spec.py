@@ -15,6 +15,7 @@ from catalog.durations import MINUTE, format_duration
 from catalog.names import Neighbours, declared_twice, faults_among
 from catalog.owned import OWNED_ENV, owner_of
 from catalog.reading import CatalogError, Fault, Reader, quote
+from catalog.secrets import HOW_TO_REFER, is_reference, name_in
 
 T = TypeVar("T")
 
@@ -403,6 +404,10 @@ def _judge_profile(
             reader.refuse(
                 "args", "owned", f"argument {quote(argument)} is set by llmgw ({owner}); leave it out"
             )
+    for name, value in profile.env.items():
+        if is_reference(value) and not name_in(value):
+            says = f"env {quote(name)} begins with secret: and is no reference; {HOW_TO_REFER}"
+            reader.refuse("env", "reference", says)
 
 
 def _judge_gpus(profile: ProfileSpec, reader: Reader) -> None:

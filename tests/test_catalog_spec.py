@@ -205,6 +205,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         model(profiles=[profile(args=["--port", "80"])]),
         'model "m" profile "gpu": argument "--port" is set by llmgw (chosen on the node); leave it out',
     ),
+    "a secret under no name": (
+        model(profiles=[profile(env={"HF_TOKEN": "secret:hf token"})]),
+        (
+            'model "m" profile "gpu": env "HF_TOKEN" begins with secret: and is no reference; write secret:NAME,'
+            " the name of 1 to 64 letters, digits or _"
+        ),
+    ),
     "a fallback to itself": (
         model(fallbacks=["m"]),
         'model "m": fallback "m" is the model itself; name another model',

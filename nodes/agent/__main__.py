@@ -2,8 +2,8 @@
 
     python -m nodes.agent --identity FILE --state FOLDER [--listen 127.0.0.1:8378] [--store FOLDER]
         [--engine llamacpp=PROGRAM] [--allow-arg=OPTION] [--sim-gpus 2:sim] [--label NAME=VALUE]
-        [--fabric NAME] [--port-range 18000-18999] [--stop-grace 30s] [--engines-stop-with-agent]
-        [--plain-http]
+        [--secrets FOLDER] [--fabric NAME] [--port-range 18000-18999] [--stop-grace 30s]
+        [--engines-stop-with-agent] [--plain-http]
 
 The identity is a JSON file, mode 0600: {"cluster": UUID, "node": UUID, "name": ..., "token": ...}. TERM ends
 the agent alone; its engines run on and the next agent takes them up, unless they are to stop with it.
@@ -30,10 +30,11 @@ from aiohttp import web
 
 from catalog.durations import SECOND, parse_duration
 from nodes.agent.app import Agent, Identity
+from nodes.agent.host import Host
 from nodes.agent.inventory import Devices, InventoryError, find_engines, parse_sim_gpus
 from nodes.agent.ports import PortError, check_port_range
-from nodes.agent.rank import Host
 from nodes.agent.ranks import Ranks, is_uuid
+from nodes.agent.secrets import SecretError, Secrets, open_folder
 from nodes.agent.state import StateError, StateFolder
 
 DEFAULT_LISTEN = "127.0.0.1:8378"
@@ -128,6 +129,7 @@ async def serve(options: argparse.Namespace) -> None:
     ports = parse_port_range(options.port_range)
     labels = parse_pairs("--label", options.label)
     grace_s = parse_grace_s(options.stop_grace)
+    secrets = Secrets(os.environ, open_folder(options.secrets))
     state = StateFolder.open(options.state.resolve())
     # Idle connections are let go before an engine closes them itself (llama-server does after 5 s).
     connector = aiohttp.TCPConnector(keepalive_timeout=3, limit=0)
@@ -143,6 +145,7 @@ async def serve(options: argparse.Namespace) -> None:
             address=address,
             ports=ports,
             allowed_args=frozenset(options.allow_arg),
+            secrets=secrets,
             stop_grace_s=grace_s,
             engines_end_with_agent=options.engines_stop_with_agent,
         )
@@ -203,6 +206,12 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
         metavar="OPTION",
         help="let profiles give this engine option",
     )
+    add(
+        "--secrets",
+        type=Path,
+        metavar="FOLDER",
+        help="files, mode 0600, that secret:NAME in a profile's env stands for",
+    )
     add("--sim-gpus", default="", metavar="N:CLASS", help="make up cards, such as 2:sim or 8:h100-80g")
     add("--label", action="append", default=[], metavar="NAME=VALUE", help="what node selectors look for")
     add("--fabric", default="", metavar="NAME", help="the fast interconnect this node is on")
@@ -216,7 +225,7 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     try:
         asyncio.run(serve(read_options(sys.argv[1:])))
-    except (ConfigurationError, InventoryError, PortError, StateError) as error:
+    except (ConfigurationError, InventoryError, PortError, SecretError, StateError) as error:
         sys.exit(str(error))
 
 

@@ -11,21 +11,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
-
 from catalog.durations import MINUTE, SECOND, format_duration
 from nodes.agent.clock import boot_id, now_s
+from nodes.agent.host import Host
 from nodes.agent.inventory import FoundEngine
 from nodes.agent.logs import bound_log, read_words
 from nodes.agent.ports import PortError, find_port
 from nodes.agent.probes import Load, Probe
 from nodes.agent.processes import Mark, Process, engine_env
-from nodes.agent.state import Record, StateFolder
+from nodes.agent.secrets import SecretError
+from nodes.agent.state import Record
 from nodes.agent.weights import FetchError, fetch
 from nodes.engines import ENGINES, RenderError, Seat, render
 from nodes.engines.causes import Cause, classify
@@ -55,22 +55,6 @@ UNHEALTHY_POLLS = 3
 DEFAULT_STARTUP_TIMEOUT_NS = 20 * MINUTE
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What all ranks of a node share. address: where engines listen. ports: the first and the last."""
-
-    node: str
-    state: StateFolder
-    engines: Mapping[str, FoundEngine]
-    session: aiohttp.ClientSession
-    store: Path
-    address: str
-    ports: tuple[int, int]
-    allowed_args: frozenset[str] = frozenset()
-    stop_grace_s: float = 30.0
-    engines_end_with_agent: bool = False
 
 
 class _Failed(Exception):
@@ -244,12 +228,15 @@ class Rank:
                 allowed_args=host.allowed_args,
             )
             command = render(self.launch, seat)
+            given = {**engine.env, **host.secrets.resolve(command.env)}
         except PortError as error:
             raise _Failed(Cause("port_in_use", str(error), TRANSIENT)) from None
         except RenderError as error:
             raise _Failed(Cause("bad_argument", str(error), CONFIGURATION)) from None
+        except SecretError as error:
+            raise _Failed(Cause("no_secret", str(error), NODE)) from None
         mark = mark_of(self.record)
-        env = engine_env(os.environ, {**engine.env, **command.env}, mark=mark, node=host.node, port=port)
+        env = engine_env(os.environ, given, mark=mark, node=host.node, port=port)
         with self._disk():
             host.state.keep_next_port(port + 1)
             self._change(state=STARTING, reason="", port=port, command=command.shown)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from nodes.agent.clock import boot_id, now_s
+from nodes.agent.host import Host
 from nodes.agent.logs import read_words
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
-from nodes.agent.rank import Host, Rank, mark_of
+from nodes.agent.rank import Rank, mark_of
 from nodes.agent.state import OVER, Record
 from nodes.engines.causes import Cause, classify
 from nodes.protocol import (

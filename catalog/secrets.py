@@ -1,0 +1,23 @@
+"""References to secrets: an environment value `secret:NAME` stands for what only agents know.
+
+The reference is what the catalog, its files, a launch and every screen hold. An agent looks the value up
+where its own operator put it, for the engine's environment alone.
+"""
+
+import re
+
+BEGINNING = "secret:"
+HOW_TO_REFER = "write secret:NAME, the name of 1 to 64 letters, digits or _"
+
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+
+def is_reference(value: str) -> bool:
+    """Whether it means to be one, well formed or not."""
+    return value.startswith(BEGINNING)
+
+
+def name_in(value: str) -> str:
+    """The name in a well-formed reference; empty for everything else."""
+    name = value.removeprefix(BEGINNING)
+    return name if is_reference(value) and _NAME.fullmatch(name) else ""
