@@ -7,6 +7,7 @@ revision together. `by` is who did it, `door` where from; `ask_paths` asks the n
 
 from catalog.actions.checks import check_model, recheck_sources
 from catalog.actions.events import record
+from catalog.actions.files import Imported, SourcesRefused, import_catalog
 from catalog.actions.keys import mint_key, revoke_key
 from catalog.actions.models import (
     ChangedSince,
@@ -25,13 +26,16 @@ __all__ = [
     "AfterChange",
     "AskPaths",
     "ChangedSince",
+    "Imported",
     "Outcome",
     "SourceRefused",
+    "SourcesRefused",
     "add_model",
     "check_model",
     "check_source",
     "edit_model",
     "find_model",
+    "import_catalog",
     "mint_key",
     "model_as_dict",
     "patch_model",
