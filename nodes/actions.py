@@ -11,10 +11,10 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from catalog.actions import record
-from catalog.models import Revision
+from catalog.models import Model, Revision
 from catalog.reading import NAME_LIMIT, quote, storable
 from nodes.agents import cluster_keys
-from nodes.models import Cluster, Node, Replica
+from nodes.models import Cluster, Held, Node, Replica, Roll
 
 
 class NodeRefused(ValueError):
@@ -69,11 +69,23 @@ def cordon(node: Node, *, by: str, why: str, door: str) -> bool:
     return bool(changed)
 
 
+def drain_node(node: Node, *, by: str, why: str, door: str) -> bool:
+    """Cordon the node and move what runs there: each replica leaves once another has taken its place, or at
+    once where nothing else has room for it. False: it was draining already."""
+    with transaction.atomic():
+        changed = Node.objects.filter(pk=node.pk, is_draining=False).update(
+            is_draining=True, is_cordoned=True, cordoned_by=by, cordoned_why=storable(why)
+        )
+        if changed:
+            record("drain", "node", node.name, subject_key=node.pk, by=by, door=door, why=why)
+    return bool(changed)
+
+
 def uncordon(node: Node, *, by: str, why: str = "", door: str) -> bool:
-    """Replicas may be placed on the node again. False: they already might."""
+    """Replicas may be placed on the node again, and stay there. False: they already might."""
     with transaction.atomic():
         changed = Node.objects.filter(pk=node.pk, is_cordoned=True).update(
-            is_cordoned=False, cordoned_by="", cordoned_why=""
+            is_cordoned=False, is_draining=False, cordoned_by="", cordoned_why=""
         )
         if changed:
             record("uncordon", "node", node.name, by=by, door=door, why=why)
@@ -102,6 +114,69 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
             detail = {"model": replica.model_name, "profile": replica.profile_name}
             record("stop", "replica", str(replica.pk), by=by, door=door, why=why, detail=detail)
     return bool(changed)
+
+
+def roll_model(model: Model, *, by: str, why: str, door: str) -> Roll:
+    """Replace the model's stale replicas one after another, as the catalog has them at this moment. What was
+    rolling before, or had halted, begins anew from here."""
+    with transaction.atomic():
+        Revision.hold()
+        keep = model.replicas.filter(wanted=Replica.Wanted.RUN).exclude(state__in=Replica.OVER).count()
+        Roll.objects.filter(model=model).delete()
+        roll = Roll.objects.create(model=model, by=by, why=storable(why), keep=keep)
+        record("roll", "model", model.name, subject_key=model.pk, by=by, door=door, why=why)
+    return roll
+
+
+def cancel_roll(model: Model, *, by: str, why: str = "", door: str) -> bool:
+    """Replace no more; what has been replaced stays. False: nothing was rolling."""
+    with transaction.atomic():
+        changed = Roll.objects.filter(model=model).delete()[0]
+        if changed:
+            record("cancel roll", "model", model.name, subject_key=model.pk, by=by, door=door, why=why)
+    return bool(changed)
+
+
+def pause(*, by: str, why: str, door: str) -> bool:
+    """Passes go on looking, and change and tell nothing. False: they were paused already."""
+    with transaction.atomic():
+        this = Cluster.this()
+        changed = Cluster.objects.filter(pk=this.pk, is_paused=False).update(
+            is_paused=True, paused_by=by, paused_why=storable(why)
+        )
+        if changed:
+            record("pause", "cluster", str(this), by=by, door=door, why=why)
+    return bool(changed)
+
+
+def resume(*, by: str, why: str = "", door: str) -> bool:
+    """Passes act again. False: they were not paused."""
+    with transaction.atomic():
+        this = Cluster.this()
+        changed = Cluster.objects.filter(pk=this.pk, is_paused=True).update(
+            is_paused=False, paused_by="", paused_why=""
+        )
+        if changed:
+            record("resume", "cluster", str(this), by=by, door=door, why=why)
+    return bool(changed)
+
+
+def allow_held(*, by: str, why: str, door: str) -> int:
+    """Say yes to the ends that the last pass held back, as they are shown; how many there were."""
+    with transaction.atomic():
+        Revision.hold()
+        held = list(Held.objects.select_related("replica"))
+        for each in held:
+            Replica.objects.filter(pk=each.replica_id, wanted=Replica.Wanted.RUN).update(
+                wanted=each.wanted, wanted_why=each.why, wanted_since=Now()
+            )
+        if held:
+            ids = [each.replica_id for each in held]
+            Replica.objects.filter(pk__in=ids).update(revision=Revision.advance())
+            Held.objects.filter(pk__in=[each.pk for each in held]).delete()
+            detail = {"replicas": [str(each.replica) for each in held]}
+            record("allow", "cluster", str(Cluster.this()), by=by, door=door, why=why, detail=detail)
+    return len(held)
 
 
 def _check_name(name: str) -> None:

@@ -16,9 +16,14 @@ from catalog.models import Model, Profile
 
 
 class Cluster(models.Model):
-    """One row: which cluster this database is. Agents serve one cluster only."""
+    """One row: which cluster this database is, whether operators let it act, and what else keeps it from
+    acting (`alarm`, written by the reconciler). Agents serve one cluster only."""
 
     uuid = models.UUIDField(default=uuid.uuid4, editable=False)
+    is_paused = models.BooleanField(default=False)
+    paused_by = models.CharField(max_length=150, blank=True)
+    paused_why = models.TextField(blank=True)
+    alarm = models.TextField(blank=True, editable=False)
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(pk=1), name="there_is_one_cluster")]
@@ -44,7 +49,7 @@ class Lease(models.Model):
 
 
 class Node(models.Model):
-    """A machine. Operators write name, address, cordon; observation writes the rest."""
+    """A machine. Operators write name, address, cordon and drain; observation writes the rest."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=200, unique=True)
@@ -55,6 +60,7 @@ class Node(models.Model):
     cordoned_by = models.CharField(max_length=150, blank=True)
     cordoned_why = models.TextField(blank=True)
     is_cordoned = models.BooleanField(default=False)
+    is_draining = models.BooleanField(default=False, help_text="what runs here moves elsewhere")
     created_at = models.DateTimeField(db_default=Now())
 
     # Observed. `report` is the last StateReport without its ranks; `problem` is why the last ask failed.
@@ -65,7 +71,12 @@ class Node(models.Model):
 
     class Meta:
         ordering = ["name"]
-        constraints = [models.CheckConstraint(condition=~Q(name=""), name="a_node_has_a_name")]
+        constraints = [
+            models.CheckConstraint(condition=~Q(name=""), name="a_node_has_a_name"),
+            models.CheckConstraint(
+                condition=Q(is_draining=False) | Q(is_cordoned=True), name="a_draining_node_is_cordoned"
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -74,9 +85,9 @@ class Node(models.Model):
 class Replica(models.Model):
     """One running copy of a model.
 
-    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint, key_id. By the
-    reconciler: wanted, wanted_why, generation. By observation, from its ranks: state, reason, state_since,
-    failure.
+    Written once by whoever assigns or adopts it: model, profile, launch, fingerprint, key_id, replaces. By
+    the reconciler: wanted, wanted_why, generation. By observation, from its ranks: state, reason,
+    state_since, failure.
     """
 
     class State(models.TextChoices):
@@ -105,6 +116,7 @@ class Replica(models.Model):
     generation = models.PositiveIntegerField(default=1)
     key_id = models.CharField(max_length=100, blank=True, help_text="the cluster key its own derives from")
     created_at = models.DateTimeField(db_default=Now())
+    replaces = models.UUIDField(null=True, help_text="the replica that leaves once this one is ready")
 
     wanted = models.CharField(max_length=10, choices=Wanted, default=Wanted.RUN)
     wanted_why = models.TextField(blank=True)
@@ -173,6 +185,60 @@ class Claim(models.Model):
 
     def __str__(self) -> str:
         return self.gpu
+
+
+class Held(models.Model):
+    """The end of a replica that waits for a person's yes, as too many would end at once. Written by the
+    reconciler; `wanted` is what the yes makes of it."""
+
+    replica = models.OneToOneField(Replica, models.CASCADE, related_name="held")
+    wanted = models.CharField(max_length=10, choices=Replica.Wanted)
+    why = models.TextField()
+    since = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name_plural = "held"
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Roll(models.Model):
+    """An operator's word to replace a model's stale replicas one after another.
+
+    The operator writes model, by, why, asked_at and keep (how many there were); the reconciler writes halted,
+    and removes the row once all are replaced.
+    """
+
+    model = models.OneToOneField(Model, models.CASCADE, related_name="roll")
+    by = models.CharField(max_length=150)
+    why = models.TextField(blank=True)
+    asked_at = models.DateTimeField(db_default=Now())
+    keep = models.PositiveIntegerField(default=0)
+    halted = models.TextField(blank=True)
+
+    def __str__(self) -> str:
+        return self.halted or f"rolling since {self.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Load(models.Model):
+    """How busy a model's ready replicas have been without a change, while it matters. Written by
+    observation."""
+
+    class Level(models.TextChoices):
+        PRESSED = "pressed"
+        SLACK = "slack"
+
+    model = models.OneToOneField(Model, models.CASCADE, related_name="load")
+    level = models.CharField(max_length=10, choices=Level)
+    since = models.DateTimeField()
+    replicas = models.PositiveIntegerField()
+
+    class Meta:
+        verbose_name_plural = "load"
+
+    def __str__(self) -> str:
+        return f"{self.level}, {self.replicas} ready"
 
 
 class Unplaced(models.Model):

@@ -1,24 +1,26 @@
-"""Where a replica goes: filter the nodes, rank those that are left, take a seat; or say why there is none.
+"""Where a replica may go: what a node has, who says no and why, and how that is said.
 
-Every node that says no gives one reason, so the sentence of an unplaced want counts all of them. What is
-unknown excludes nobody. A GB is 10^9 bytes, as in the catalog.
+Filters first (here), then rank and seat (`nodes/seating.py`). Every node that says no gives one reason, so
+the sentence of an unplaced want counts all of them. What is unknown excludes nobody. A GB is 10^9 bytes, as
+in the catalog.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
 from catalog.reading import quote
 from catalog.spec import ModelSpec, ProfileSpec
-from nodes.protocol import GpuReport, StateReport
+from nodes.protocol import GpuReport, Launch, StateReport
 
 GB = 1_000_000_000
 MIB = 1 << 20
 FOREIGN_LIMIT_MIB = 256  # a display server's few MiB leave a card usable
+RESERVED_MIB = 1024  # of a host's memory, for its system and the agent
 SENTENCE_LIMIT = 4  # profiles that one sentence explains
 
 
@@ -46,20 +48,16 @@ def freshness(
 class Node:
     """A machine as placement sees it. `report` is its last, None where there was none yet.
 
-    taken: GPUs that claims, orphans and other engines hold. claimed_mib: host memory promised to what runs.
+    taken: GPUs that orphans hold. is_draining: it is to be empty, so what runs there moves.
     """
 
     id: int
     name: str
     freshness: Freshness = Freshness.FRESH
     is_cordoned: bool = False
+    is_draining: bool = False
     report: StateReport | None = None
     taken: frozenset[str] = frozenset()
-    claimed_mib: int = 0
-
-    def seating(self, gpus: Iterable[str], memory_gb: int = 0) -> Node:
-        """The same node once a rank holds these GPUs and was promised this much memory there."""
-        return replace(self, taken=self.taken.union(gpus), claimed_mib=self.claimed_mib + _mib(memory_gb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +77,101 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank goes: a node, and the exact GPUs there (none for a profile without a card)."""
+
+    node: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Seat:
-    """Where the replica goes: one node, and the exact GPUs there (none for a profile without a card)."""
+    """Where the replica goes: a place for each of its ranks, rank 0 first."""
 
     profile: ProfileSpec
-    node: Node
-    gpus: tuple[str, ...]
+    places: tuple[Place, ...]
+
+
+Reasons = Mapping[str, Mapping[str, str]]
+"""Why not: by profile, then by node, in each one's first reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unseated:
-    """No node can take it. `why` is the sentence; `reasons` counts them, by profile."""
+    """No node can take it. `why` is the sentence that counts the reasons."""
 
     why: str
-    reasons: Mapping[str, Mapping[str, int]]
+    reasons: Reasons
 
 
-def _mib(memory_gb: int) -> int:
-    return -(-memory_gb * GB // MIB)
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one rank takes of its node. has_begun: its engine runs, and the node's free memory shows it.
+
+    source, bytes_to_come: what has yet to arrive on the node's disk.
+    """
+
+    place: Place
+    memory_gb: int = 0
+    has_begun: bool = True
+    source: str = ""
+    bytes_to_come: int = 0
+
+
+class Spot:
+    """What is left of one node, as seats are taken there and given back."""
+
+    __slots__ = ("_free", "claimed_mib", "coming", "coming_mib", "node", "taken")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.taken = set(node.taken)
+        self.claimed_mib = 0
+        self.coming_mib = 0  # of it, what the node's free memory does not show yet
+        self.coming: dict[str, int] = {}  # bytes by source
+        self._free: dict[str, list[GpuReport]] | None = None
+
+    def take(self, holding: Holding) -> None:
+        self.taken.update(holding.place.gpus)
+        self._free = None
+        mib = _mib(holding.memory_gb)
+        self.claimed_mib += mib
+        if not holding.has_begun:
+            self.coming_mib += mib
+        if holding.bytes_to_come:
+            self.coming[holding.source] = max(self.coming.get(holding.source, 0), holding.bytes_to_come)
+
+    def without(self, holdings: Iterable[Holding]) -> Spot:
+        """How it would be once these are gone. Weights stay on the disk, and what is fetched still comes."""
+        spot = Spot(self.node)
+        spot.taken = set(self.taken)
+        spot.claimed_mib, spot.coming_mib, spot.coming = self.claimed_mib, self.coming_mib, dict(self.coming)
+        for holding in holdings:
+            mib = _mib(holding.memory_gb)
+            spot.taken.difference_update(holding.place.gpus)
+            spot.claimed_mib -= mib
+            spot.coming_mib -= mib
+        return spot
+
+    def free(self, gpu_class: str) -> Sequence[GpuReport]:
+        """Its healthy GPUs of the class that nobody holds or uses, by index."""
+        if self._free is None:
+            self._free = {}
+            for gpu in self.node.report.gpus if self.node.report else ():
+                if (
+                    gpu.is_healthy
+                    and gpu.id not in self.taken
+                    and (gpu.foreign_mib or 0) <= FOREIGN_LIMIT_MIB
+                ):
+                    self._free.setdefault(gpu.gpu_class, []).append(gpu)
+            for gpus in self._free.values():
+                gpus.sort(key=lambda gpu: (gpu.index, gpu.id))
+        return self._free.get(gpu_class, ())
+
+    def holds(self, want: Want) -> bool:
+        """Whether the weights are there already."""
+        report = self.node.report
+        return self.node.name in want.held_on or (report is not None and want.spec.source in report.weights)
 
 
 def by_preference(profiles: Iterable[ProfileSpec]) -> tuple[ProfileSpec, ...]:
@@ -114,63 +189,67 @@ def could_run(spec: ModelSpec, report: StateReport) -> bool:
     )
 
 
-def place(want: Want, nodes: Sequence[Node]) -> Seat | Unseated:
-    """The best seat for the first profile that fits anywhere."""
-    reasons: dict[str, Counter[str]] = {}
-    gangs = []
-    for profile in want.profiles:
-        if profile.nodes > 1:
-            gangs.append(profile.name)
-            continue
-        counted = reasons[profile.name] = Counter()
-        seats = []
-        for node in nodes:
-            seat = _seat(want, profile, node)
-            if isinstance(seat, Seat):
-                seats.append(seat)
-            else:
-                counted[seat] += 1
-        if seats:
-            return min(seats, key=lambda seat: _rank(want, seat))
-    return Unseated(_sentence(reasons, gangs, len(nodes)), reasons)
+def holding_of(launch: Launch, place: Place, *, has_begun: bool, done_bytes: int = 0) -> Holding:
+    """What a rank of this launch takes. Of an adopted one, an older agent may have told less than all.
+
+    A rank that has begun has all its weights; of another, done_bytes have arrived.
+    """
+    memory_gb, disk_gb = launch.profile.get("min_memory_gb"), launch.profile.get("min_disk_gb")
+    need = _disk_bytes(
+        launch.source, launch.engine, disk_gb if isinstance(disk_gb, int) else 0, launch.source_bytes
+    )
+    return Holding(
+        place,
+        memory_gb if isinstance(memory_gb, int) else 0,
+        has_begun,
+        launch.source,
+        0 if has_begun else max(0, need - done_bytes),
+    )
 
 
-def _seat(want: Want, profile: ProfileSpec, node: Node) -> Seat | str:
-    """A seat on this node, or its first reason to say no."""
+# --- who says no ------------------------------------------------------------------------------------
+
+
+def closed(node: Node, profile: ProfileSpec) -> str:
+    """Why the node takes nothing of this profile, however empty it is; "" where it may."""
     report = node.report
     if report is None or node.freshness is Freshness.NEVER:
         return "not heard from yet"
     if node.freshness is not Freshness.FRESH:
         return "out of contact"
+    if node.is_draining:
+        return "draining"
     if node.is_cordoned:
         return "cordoned"
     if not _has_engine(report, profile):
         return f"without {profile.engine}"
     if label := _missing_label(report, profile):
         return f"without the label {label}"
-    if node.id in want.avoid.get(profile.name, ()):
+    if profile.nodes > 1:
+        if not report.runs_gangs:
+            return "without an agent that runs a part of a replica (set nodes to 1)"
+        if not report.fabric:
+            return "in no fabric"
+    return ""
+
+
+def crowded(want: Want, profile: ProfileSpec, spot: Spot) -> str:
+    """Why a node that is open to the profile has no room for it now; "" where it has."""
+    if spot.node.id in want.avoid.get(profile.name, ()):
         return "where it failed a moment ago"
-    free = _free_gpus(node, report, profile)
-    if len(free) < profile.gpus_per_node:
+    if len(spot.free(profile.gpu_class)) < profile.gpus_per_node:
         return f"lack {profile.gpus_per_node} free {profile.gpu_class}"
-    if profile.min_memory_gb and _is_short_of_memory(node, report, profile):
+    if profile.min_memory_gb and _is_short_of_memory(spot, _mib(profile.min_memory_gb)):
         return f"short of memory (need {profile.min_memory_gb} GB)"
-    need = _disk_bytes(want, profile)
-    if (
-        need
-        and report.disk_free_bytes is not None
-        and report.disk_free_bytes < need
-        and not _holds(want, node)
-    ):
+    need = _disk_bytes(want.spec.source, profile.engine, profile.min_disk_gb, want.source_bytes)
+    if need and _is_short_of_disk(want, spot, need):
         return f"short of disk (need {-(-need // GB)} GB)"
-    return Seat(profile, node, tuple(gpu.id for gpu in free[: profile.gpus_per_node]))
+    return ""
 
 
-def _rank(want: Want, seat: Seat) -> tuple[bool, int, int, str]:
-    """Weights at hand, few replicas of the model, the tightest fit (big holes stay whole), the name."""
-    report = seat.node.report
-    free = len(_free_gpus(seat.node, report, seat.profile)) if report else 0
-    return (not _holds(want, seat.node), want.crowd.get(seat.node.id, 0), free, seat.node.name)
+def refusal(want: Want, profile: ProfileSpec, spot: Spot) -> str:
+    """The node's first reason to say no, "" where it says yes."""
+    return closed(spot.node, profile) or crowded(want, profile, spot)
 
 
 def _has_engine(report: StateReport, profile: ProfileSpec) -> bool:
@@ -188,48 +267,48 @@ def _missing_label(report: StateReport, profile: ProfileSpec) -> str:
     )
 
 
-def _free_gpus(node: Node, report: StateReport, profile: ProfileSpec) -> list[GpuReport]:
-    if profile.cpu_only:
-        return []
-    return sorted(
-        (
-            gpu
-            for gpu in report.gpus
-            if gpu.gpu_class == profile.gpu_class
-            and gpu.is_healthy
-            and gpu.id not in node.taken
-            and (gpu.foreign_mib or 0) <= FOREIGN_LIMIT_MIB
-        ),
-        key=lambda gpu: (gpu.index, gpu.id),
+def _is_short_of_memory(spot: Spot, need_mib: int) -> bool:
+    """By what was promised to others, or by what the node sees free now."""
+    report = spot.node.report
+    total, free = (report.memory_total_mib, report.memory_free_mib) if report else (None, None)
+    return (total is not None and total - RESERVED_MIB - spot.claimed_mib < need_mib) or (
+        free is not None and free - spot.coming_mib < need_mib
     )
 
 
-def _is_short_of_memory(node: Node, report: StateReport, profile: ProfileSpec) -> bool:
-    need = _mib(profile.min_memory_gb)
-    total, free = report.memory_total_mib, report.memory_free_mib
-    return (total is not None and total - node.claimed_mib < need) or (free is not None and free < need)
+def _is_short_of_disk(want: Want, spot: Spot, need: int) -> bool:
+    """What is there or on its way already needs no room."""
+    report = spot.node.report
+    free = report.disk_free_bytes if report else None
+    if free is None or free - sum(spot.coming.values()) >= need:
+        return False
+    return want.spec.source not in spot.coming and not spot.holds(want)
 
 
-def _disk_bytes(want: Want, profile: ProfileSpec) -> int:
+def _disk_bytes(source: str, engine: str, min_disk_gb: int, source_bytes: int | None) -> int:
     """What has to be fetched first: nothing for a path on the nodes, nor for an engine without weights."""
-    if want.spec.source.startswith("/"):
+    if source.startswith("/"):
         return 0
-    weights = 0 if profile.engine == "sim" else want.source_bytes or 0
-    return max(profile.min_disk_gb * GB, weights)
+    weights = 0 if engine == "sim" else source_bytes or 0
+    return max(min_disk_gb * GB, weights)
 
 
-def _holds(want: Want, node: Node) -> bool:
-    return node.name in want.held_on or (node.report is not None and want.spec.source in node.report.weights)
+def _mib(memory_gb: int) -> int:
+    return -(-memory_gb * GB // MIB)
 
 
-def _sentence(reasons: Mapping[str, Counter[str]], gangs: Sequence[str], nodes: int) -> str:
-    parts = {name: _counts(counted, nodes) for name, counted in reasons.items()}
-    parts |= dict.fromkeys(gangs, "a replica over several nodes is not placed yet; set nodes to 1")
+# --- how it is said ---------------------------------------------------------------------------------
+
+
+def unseated(reasons: Reasons, nodes: int) -> Unseated:
+    """The reasons of all nodes, and one sentence that counts them."""
+    parts = {name: _counts(Counter(by_node.values()), nodes) for name, by_node in reasons.items()}
     if len(set(parts.values())) == 1:
-        return next(iter(parts.values()))
+        return Unseated(next(iter(parts.values())), reasons)
     told = [f"profile {quote(name)}: {says}" for name, says in list(parts.items())[:SENTENCE_LIMIT]]
-    more = len(parts) - len(told)
-    return "; ".join([*told, f"and {more} more profiles"] if more else told)
+    if more := len(parts) - len(told):
+        told.append(f"and {more} more profiles")
+    return Unseated("; ".join(told), reasons)
 
 
 def _counts(counted: Counter[str], nodes: int) -> str:

@@ -138,7 +138,8 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes."""
+    """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes.
+    runs_gangs: whether its agent runs one rank of a replica over several nodes."""
 
     cluster: str
     node: str
@@ -150,6 +151,7 @@ class StateReport:
     engines: Sequence[EngineReport] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     fabric: str = ""
+    runs_gangs: bool = False
     memory_total_mib: int | None = None
     memory_free_mib: int | None = None
     disk_free_bytes: int | None = None

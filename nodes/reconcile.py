@@ -19,12 +19,15 @@ from django.db import DataError, IntegrityError, InterfaceError, OperationalErro
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from catalog.models import Profile, Revision, database_now
+from catalog.models import Event, Model, Profile, Revision, database_now
 from nodes import agents, lease
 from nodes.agents import Message, Told, cluster_keys
-from nodes.models import Claim, Cluster, Gateway, Node, Orphan, Rank, Replica, Unplaced
-from nodes.plan import Adopt, Blocked, End, Order, Plan, Start, orders, plan
-from nodes.plan import Orphan as OrphanFound
+from nodes.buckets import Adopt, Blocked, End, Hold, Plan, RollEnd, Start
+from nodes.buckets import Orphan as OrphanFound
+from nodes.models import Claim, Cluster, Gateway, Held, Node, Orphan, Rank, Replica, Roll, Unplaced
+from nodes.orders import Order, orders
+from nodes.placement import Place
+from nodes.plan import plan
 from nodes.protocol import (
     CONFIGURATION,
     FAILED,
@@ -36,7 +39,7 @@ from nodes.protocol import (
     to_json,
 )
 from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
-from nodes.standing import Standing
+from nodes.standing import DOOR, Standing
 
 BITE = 100  # rows that one pass removes of each kind
 KEEP_FAILURES = timedelta(days=30)  # those that wait for an edit, and so are still a reason
@@ -102,8 +105,12 @@ def _pass(held: lease.Held) -> PassReport:
         standing.observe({node.pk: each for node, each in zip(asked, observations, strict=True)})
         before = standing.snapshot()
         decision = plan(before)
-        _act(decision, standing)
-        to_tell = orders(_after(before, standing))
+        this = Cluster.this()
+        _sound(decision, this, standing)
+        to_tell: Sequence[Order] = ()
+        if not this.is_paused:
+            _act(decision, standing)
+            to_tell = orders(_after(before, standing))
         has_changed = standing.finish()
     told = agents.tell([_message(order, standing, cluster, held.token) for order in to_tell])
     if told:
@@ -156,36 +163,44 @@ def _act(decision: Plan, standing: Standing) -> None:
     for verb, ends in ((DRAIN, decision.drain), (STOP, decision.stop)):
         for end in ends:
             _end(verb, end, standing)
+    for end in decision.evict:
+        _end(DRAIN, end, standing, verb="evict")
     for start in decision.start:
         _start(start, standing)
+    for over in decision.rolls:
+        _end_roll(over, standing)
+    _show_held(decision.held, standing)
     _show_blocked(decision.blocked, standing)
     _show_orphans(decision.orphans, standing)
 
 
-def _end(verb: str, end: End, standing: Standing) -> None:
+def _end(wanted: str, end: End, standing: Standing, *, verb: str = "") -> None:
     row = standing.replicas.get(end.replica)
     if row is None:  # it was to be adopted first, and that failed
         return
-    standing.write(row, wanted=verb, wanted_why=end.why, wanted_since=standing.now)
-    standing.record(verb, row, end.why)
+    standing.write(row, wanted=wanted, wanted_why=end.why, wanted_since=standing.now)
+    standing.record(verb or wanted, row, end.why)
     standing.rerouted.add(row.pk)
 
 
 def _start(start: Start, standing: Standing) -> None:
+    names = ", ".join(standing.nodes[place.node].name for place in start.places)
     row = Replica(
         model_id=start.model,
         profile=_profile(start.model, start.launch.profile.get("name")),
         launch=to_json(start.launch),
         fingerprint=start.launch.fingerprint,
         key_id=cluster_keys()[0].id,
+        replaces=start.replaces or None,
         created_at=standing.now,
         wanted_why=start.why,
         wanted_since=standing.now,
-        reason=f"waiting for the agent of {standing.nodes[start.node].name} to take it",
+        reason=f"waiting for the agent of {names} to take it",
         state_since=standing.now,
     )
-    if _assign(row, start.node, start.gpus, standing):
-        standing.record("start", row, start.why, gpus=list(start.gpus))
+    if _assign(row, start.places, standing):
+        gpus = [gpu for place in start.places for gpu in place.gpus]
+        standing.record("start", row, start.why, gpus=gpus)
 
 
 def _adopt(adopt: Adopt, standing: Standing) -> None:
@@ -204,28 +219,73 @@ def _adopt(adopt: Adopt, standing: Standing) -> None:
         wanted_since=standing.now,
         state_since=standing.now,
     )
-    if _assign(row, adopt.node, report.gpus, standing):
+    if _assign(row, [Place(adopt.node, tuple(report.gpus))], standing):
         standing.record("adopt", row, adopt.why, gpus=list(report.gpus))
         standing.hear_rank(standing.ranks[report.replica][0], report)
         standing.settle(report.replica)
 
 
-def _assign(row: Replica, node: int, gpus: Sequence[str], standing: Standing) -> bool:
-    """The replica, its rank and its claims, or nothing: a GPU claimed meanwhile is the next pass's affair."""
+def _assign(row: Replica, places: Sequence[Place], standing: Standing) -> bool:
+    """The replica, its ranks and their claims, or nothing: a GPU claimed meanwhile is the next pass's
+    affair."""
     try:
         with transaction.atomic():
             row.save(force_insert=True)
-            rank = Rank.objects.create(replica=row, node_id=node, reason=row.reason)
-            claims = Claim.objects.bulk_create([Claim(rank=rank, node_id=node, gpu=gpu) for gpu in gpus])
+            ranks = Rank.objects.bulk_create(
+                [
+                    Rank(replica=row, node_id=place.node, rank=number, reason=row.reason)
+                    for number, place in enumerate(places)
+                ]
+            )
+            claims = Claim.objects.bulk_create(
+                [
+                    Claim(rank=rank, node_id=rank.node_id, gpu=gpu)
+                    for rank, place in zip(ranks, places, strict=True)
+                    for gpu in place.gpus
+                ]
+            )
     except (IntegrityError, DataError) as refusal:
         logger.warning("Replica %s of %s could not be assigned: %s", row.pk, row.model_name, refusal)
         return False
-    standing.add(row, [rank], claims)
+    standing.add(row, ranks, claims)
     return True
 
 
 def _profile(model: int, name: object) -> Profile | None:
     return Profile.objects.filter(model=model, name=name).first()
+
+
+def _end_roll(over: RollEnd, standing: Standing) -> None:
+    rolls = Roll.objects.filter(model=over.model)
+    name = Model.objects.values_list("name", flat=True).get(pk=over.model)
+    changed = rolls.update(halted=over.why) if over.is_halted else rolls.delete()[0]
+    if changed:
+        verb = "roll halted" if over.is_halted else "rolled"
+        standing.events.append(
+            Event(door=DOOR, verb=verb, kind="model", subject=name, subject_key=over.model, why=over.why)
+        )
+
+
+def _sound(decision: Plan, this: Cluster, standing: Standing) -> None:
+    """Show what keeps passes from acting on what they see; an Event tells when that begins and ends."""
+    alarm = "; ".join(filter(None, (decision.alarm, decision.held.why if decision.held else "")))
+    if alarm == this.alarm:
+        return
+    Cluster.objects.filter(pk=this.pk).update(alarm=alarm)
+    if not (alarm and this.alarm):
+        verb, why = ("alarm", alarm) if alarm else ("alarm over", this.alarm)
+        standing.events.append(Event(door=DOOR, verb=verb, kind="cluster", subject=str(this), why=why))
+
+
+def _show_held(held: Hold | None, standing: Standing) -> None:
+    """What waits for a person's yes, as of this pass: a yes is to what was shown last."""
+    known = {str(row.replica_id): row for row in Held.objects.all()}
+    for wanted, ends in ((DRAIN, held.drain), (STOP, held.stop)) if held else ():
+        for end in ends:
+            if end.replica in standing.replicas and not known.pop(end.replica, None):
+                Held.objects.create(replica_id=end.replica, wanted=wanted, why=end.why, since=standing.now)
+    if known:
+        Held.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
 
 
 def _show_blocked(blocked: Sequence[Blocked], standing: Standing) -> None:

@@ -1,8 +1,9 @@
 """When a profile that has failed may be tried again, by the kind of its failures.
 
 configuration waits for an edit; capacity and disk wait long, doubling; a node's trouble sends the next try
-elsewhere; everything else backs off 1, 2, 4 ... 60 s. All of it is computed from failures that are on record:
-a restart of anything forgets nothing, and minutes of health reset it.
+elsewhere; everything else backs off 1, 2, 4 ... 60 s. A profile that keeps failing gives way to the others
+for as long as its failures are recent. All of it is computed from failures that are on record: a restart of
+anything forgets nothing, and minutes of health reset it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from catalog.reading import quote
 from nodes.protocol import CAPACITY, CONFIGURATION, DISK, NODE, Launch
 
 CRASH_LOOP = 5  # failures in WINDOW, by which time it is called by its name
+SLOW_LOOP = 2  # failures in SLOW_WINDOW, by which time others go first
 WINDOW = timedelta(minutes=10)
 SLOW_WINDOW = timedelta(hours=1)
 FIRST, LONGEST = timedelta(seconds=1), timedelta(seconds=60)
@@ -32,13 +34,18 @@ class Failure:
     kind: str = ""
     reason: str = ""
     node: int | None = None
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to try now. retry_at is None where only a person ends the wait; avoid: nodes to pass over."""
+    """Whether to try now. retry_at is None where only a person ends the wait; avoid: nodes to pass over.
+
+    gives_way: whether profiles that come after it may be tried before it.
+    """
 
     may_try: bool = True
+    gives_way: bool = False
     retry_at: datetime | None = None
     avoid: frozenset[int] = frozenset()
     why: str = ""
@@ -56,6 +63,7 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
         if failure.kind == CONFIGURATION:
             return Verdict(
                 may_try=False,
+                gives_way=True,
                 why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
                 f"or once the failed replica {failure.replica[:8]} is stopped",
             )
@@ -71,9 +79,15 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
         if failures
     ]
     retry_at, cause = max(waits, default=(now, []), key=lambda wait: wait[0])
+    keeps_failing = _rounds(brief, wanted) >= CRASH_LOOP or _rounds(slow, wanted) >= SLOW_LOOP
     if retry_at > now:
-        return Verdict(may_try=False, retry_at=retry_at, why=_waiting(profile, cause, wanted, retry_at))
-    return Verdict(avoid=_nodes_to_avoid(newest, now))
+        return Verdict(
+            may_try=False,
+            gives_way=keeps_failing or cause is slow,
+            retry_at=retry_at,
+            why=_waiting(profile, cause, wanted, retry_at),
+        )
+    return Verdict(gives_way=keeps_failing, avoid=_nodes_to_avoid(newest, now))
 
 
 def _key(launch: Launch) -> tuple[object, ...]:

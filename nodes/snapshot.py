@@ -8,10 +8,11 @@ from datetime import datetime
 
 from catalog.spec import ModelSpec, ProfileSpec
 from nodes import placement, retry
-from nodes.protocol import Launch, RankReport
+from nodes.protocol import FETCHING, READY, Launch, RankReport
 
 PENDING, LOST = "pending", "lost"
 RUN, DRAIN, STOP = "run", "drain", "stop"
+PRESSED, SLACK = "pressed", "slack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,28 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy this many ready replicas of a model have been without a change: pressed, or slack."""
+
+    level: str
+    since: datetime
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """An operator's word to replace what is stale. keep: how many replicas there were.
+
+    halted: why it goes no further, "" while it does.
+    """
+
+    asked_at: datetime
+    by: str
+    keep: int
+    halted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A catalog entry, and what a launch needs besides. held_on: names of nodes known to hold the source."""
 
@@ -34,12 +57,15 @@ class Model:
     source_bytes: int | None = None
     held_on: frozenset[str] = frozenset()
     demand: Demand = Demand()
+    load: Load | None = None
+    roll: Roll | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
     """The part of a replica on one node; `pending` until its agent reports it.
 
+    running, waiting: requests, None where its engine does not tell. done_bytes: of what it fetches.
     knows_launch: whether its agent does. One that has lost its record runs on, and wants to be told again.
     """
 
@@ -47,13 +73,22 @@ class Rank:
     rank: int = 0
     gpus: tuple[str, ...] = ()
     state: str = PENDING
-    requests: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    done_bytes: int = 0
     knows_launch: bool = True
+
+    @property
+    def requests(self) -> int:
+        return (self.running or 0) + (self.waiting or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica that is not over. model is None once it has left the catalog."""
+    """A replica that is not over. model is None once it has left the catalog.
+
+    replaces: the replica that leaves once this one is ready.
+    """
 
     id: str
     model: int | None
@@ -65,6 +100,23 @@ class Replica:
     fingerprint: str = ""
     wanted: str = RUN
     generation: int = 1
+    replaces: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == READY
+
+    def holdings(self) -> tuple[placement.Holding, ...]:
+        """What its ranks take of their nodes."""
+        return tuple(
+            placement.holding_of(
+                self.launch,
+                placement.Place(rank.node, rank.gpus),
+                has_begun=rank.state not in (PENDING, FETCHING),
+                done_bytes=rank.done_bytes,
+            )
+            for rank in self.ranks
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from django.db.models import Prefetch, Q
 from catalog.models import Event, Model, Revision
 from catalog.reading import CatalogError
 from catalog.spec import ModelSpec
-from nodes import placement, retry
+from nodes import placement, retry, scaling
 from nodes import snapshot as values
 from nodes.agents import Observation, last_report
-from nodes.models import Claim, Demand, Gateway, Node, Orphan, Rank, Replica
+from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll
 from nodes.protocol import (
     CONFIGURATION,
     DRAINING,
@@ -127,6 +127,8 @@ class Standing:
     def settle(self, replica_id: str) -> None:
         """Write the replica's state as its ranks have it, with an Event, and a revision where requests go."""
         row, ranks = self.replicas[replica_id], self.ranks[replica_id]
+        if len(ranks) > 1 and row.wanted != values.RUN:
+            self._release([rank for rank in ranks if rank.state in Replica.OVER and rank.pk in self.claims])
         if not ranks or not all(rank.node_id in self.answered for rank in ranks):
             return
         telling = min(ranks, key=lambda rank: (_TELLING.index(rank.state), rank.rank))
@@ -150,8 +152,15 @@ class Standing:
         if READY in (was, state):
             self.rerouted.add(row.pk)
         if state in Replica.OVER:
-            Claim.objects.filter(rank__in=ranks).delete()
+            self._release(ranks)
             del self.replicas[replica_id], self.ranks[replica_id]
+
+    def _release(self, ranks: Sequence[Rank]) -> None:
+        """Give back what ranks held whose engines are gone, by their agents' word."""
+        if ranks:
+            Claim.objects.filter(rank__in=ranks).delete()
+            for rank in ranks:
+                self.claims.pop(rank.pk, None)
 
     def _hear(self, node: Node, report: StateReport) -> None:
         self.write(node, report=to_json(replace(report, ranks=())))
@@ -217,11 +226,12 @@ class Standing:
 
     def snapshot(self) -> values.Snapshot:
         models, unreadable = self._models()
+        replicas = tuple(self.values_of_replicas())
         return values.Snapshot(
             now=self.now,
             nodes=tuple(self._nodes()),
-            models=tuple(models),
-            replicas=tuple(self.values_of_replicas()),
+            models=tuple(self._with_loads(models, replicas)),
+            replicas=replicas,
             strangers=tuple(self.strangers),
             failures=tuple(self._failures()),
             unreadable=unreadable,
@@ -242,7 +252,9 @@ class Standing:
                         rank.rank,
                         tuple(self.claims.get(rank.pk, ())),
                         rank.state,
-                        (rank.running or 0) + (rank.waiting or 0),
+                        rank.running,
+                        rank.waiting,
+                        rank.done_bytes or 0,
                         knows_launch=rank.pk not in self.said or self.said[rank.pk].launch is not None,
                     )
                     for rank in self.ranks[replica_id]
@@ -253,6 +265,7 @@ class Standing:
                 fingerprint=row.fingerprint,
                 wanted=row.wanted,
                 generation=row.generation,
+                replaces=str(row.replaces or ""),
             )
 
     def _nodes(self) -> Iterator[placement.Node]:
@@ -273,12 +286,14 @@ class Standing:
                 name=node.name,
                 freshness=freshness,
                 is_cordoned=node.is_cordoned,
+                is_draining=node.is_draining,
                 report=last_report(node),
                 taken=frozenset(orphaned.get(node.pk, ())),
             )
 
     def _models(self) -> tuple[list[values.Model], dict[int, str]]:
         demand = self._demand()
+        rolls = {row.model_id: row for row in Roll.objects.all()}
         models, unreadable = [], {}
         for row in Model.objects.prefetch_related("names", "profiles", "fallbacks"):
             try:
@@ -296,9 +311,29 @@ class Standing:
                     source_bytes=size if isinstance(size, int) else None,
                     held_on=frozenset(nodes if isinstance(nodes, list) else ()),
                     demand=demand.get(row.pk, demand[None]),
+                    roll=_roll(rolls.get(row.pk)),
                 )
             )
         return models, unreadable
+
+    def _with_loads(
+        self, models: Iterable[values.Model], replicas: Iterable[values.Replica]
+    ) -> Iterator[values.Model]:
+        """Each model with how busy it is and since when, which is kept from one pass to the next."""
+        rows = {row.model_id: row for row in Load.objects.all()}
+        by_model: dict[int | None, list[values.Replica]] = {}
+        for replica in replicas:
+            by_model.setdefault(replica.model, []).append(replica)
+        for model in models:
+            row = rows.pop(model.id, None)
+            known = values.Load(row.level, row.since, row.replicas) if row else None
+            load = scaling.load_now(model, by_model.get(model.id, ()), known, self.now)
+            if load is not None and load != known:
+                columns = {"level": load.level, "since": load.since, "replicas": load.replicas}
+                Load.objects.update_or_create(model_id=model.id, defaults=columns)
+            elif load is None and row is not None:
+                row.delete()
+            yield replace(model, load=load)
 
     def _demand(self) -> dict[int | None, values.Demand]:
         """By model; under None that of a model nobody has asked for."""
@@ -337,8 +372,13 @@ class Standing:
                     kind=row.failure_kind,
                     reason=row.reason,
                     node=failed,
+                    created_at=row.created_at,
                 ),
             )
+
+
+def _roll(row: Roll | None) -> values.Roll | None:
+    return values.Roll(row.asked_at, row.by, row.keep, row.halted) if row else None
 
 
 def _within(number: int | None, limit: int = COLUMN_LIMIT) -> int | None:

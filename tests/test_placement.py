@@ -11,8 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.spec import ModelSpec
-from nodes.placement import Freshness, Node, Seat, Unseated, Want, by_preference, could_run, freshness, place
+from nodes.placement import (
+    GB,
+    Freshness,
+    Holding,
+    Node,
+    Place,
+    Seat,
+    Unseated,
+    Want,
+    by_preference,
+    could_run,
+    freshness,
+    refusal,
+)
 from nodes.protocol import EngineReport, GpuReport, StateReport
+from nodes.seating import Room, choose, place
 
 H100 = "h100-80g"
 
@@ -36,13 +50,13 @@ def want(*profiles: dict[str, Any], source: str = "org/m", **columns: Any) -> Wa
 
 
 def seated(asked: Want, *nodes: Node) -> Seat:
-    seat = place(asked, nodes)
+    seat = place(asked, Room(nodes))
     assert isinstance(seat, Seat), seat
     return seat
 
 
 def refused(asked: Want, *nodes: Node) -> str:
-    seat = place(asked, nodes)
+    seat = place(asked, Room(nodes))
     assert isinstance(seat, Unseated), seat
     return seat.why
 
@@ -104,9 +118,9 @@ CORDONED = node("c", is_cordoned=True)
         ),
         pytest.param(
             want({"min_memory_gb": 100}),
-            (node("a", memory_total_mib=190_000, claimed_mib=100_000),),
+            (node("a", memory_total_mib=96_000),),
             "0 of 1 node: 1 short of memory (need 100 GB)",
-            id="memory that others were promised",
+            id="memory that the system itself needs",
         ),
         pytest.param(
             want({"min_disk_gb": 140}),
@@ -139,8 +153,29 @@ CORDONED = node("c", is_cordoned=True)
         pytest.param(
             want({"nodes": 2, "tp": 16, "gpus_per_node": 8}),
             (node("a"), node("b")),
-            "a replica over several nodes is not placed yet; set nodes to 1",
-            id="a gang",
+            "0 of 2 nodes: 2 without an agent that runs a part of a replica (set nodes to 1)",
+            id="a gang, where agents run whole replicas only",
+        ),
+        pytest.param(
+            want(),
+            (node("a", is_cordoned=True, is_draining=True), CORDONED),
+            "0 of 2 nodes: 1 cordoned, 1 draining",
+            id="a node that is to be empty",
+        ),
+        pytest.param(
+            want(
+                {},
+                *(
+                    {"name": f"q{number}", "tp": 8 + number, "gpus_per_node": 8 + number}
+                    for number in range(1, 6)
+                ),
+            ),
+            (node("a", cards(1)),),
+            '"p": 0 of 1 node: 1 lacks 4 free h100-80g; '
+            'profile "q1": 0 of 1 node: 1 lacks 9 free h100-80g; '
+            'profile "q2": 0 of 1 node: 1 lacks 10 free h100-80g; '
+            'profile "q3": 0 of 1 node: 1 lacks 11 free h100-80g; and 2 more profiles',
+            id="of many profiles, four are explained",
         ),
         pytest.param(
             want({}, {"name": "q", "gpu_class": "l40s", "tp": 1}),
@@ -167,8 +202,8 @@ def test_why_not(asked: Want, nodes: tuple[Node, ...], says: str) -> None:
         pytest.param(
             want(),
             node("a", taken=frozenset({"GPU-1", "GPU-2"})),
-            ("GPU-0", "GPU-3", "GPU-4", "GPU-5"),
-            id="past those that are taken",
+            ("GPU-4", "GPU-5", "GPU-6", "GPU-7"),
+            id="four that are neighbours, past those that are taken",
         ),
         pytest.param(
             want(), node("a", cards(4, foreign_mib=30)), tuple(f"GPU-{n}" for n in range(4)), id="a display"
@@ -203,7 +238,8 @@ def test_why_not(asked: Want, nodes: tuple[Node, ...], says: str) -> None:
     ],
 )
 def test_a_seat_is_taken_although_or_with(asked: Want, there: Node, gpus: tuple[str, ...]) -> None:
-    assert seated(asked, there).gpus == gpus
+    (only,) = seated(asked, there).places
+    assert only.gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -236,7 +272,8 @@ def test_a_seat_is_taken_although_or_with(asked: Want, there: Node, gpus: tuple[
     ],
 )
 def test_of_several_nodes_the_best_is(asked: Want, nodes: tuple[Node, ...], chosen: str) -> None:
-    assert seated(asked, *nodes).node.name == chosen
+    (only,) = seated(asked, *nodes).places
+    assert {node.id: node.name for node in nodes}[only.node] == chosen
 
 
 @pytest.mark.parametrize(
@@ -286,6 +323,115 @@ def test_which_nodes_a_model_is_meant_for(report: StateReport, could: bool) -> N
     assert could_run(want().spec, report) is could
 
 
+@pytest.mark.parametrize(
+    ("asked", "there", "held", "says"),
+    [
+        pytest.param(
+            {"min_memory_gb": 100},
+            {"memory_total_mib": 190_000},
+            Holding(Place(97), memory_gb=100),
+            "0 of 1 node: 1 short of memory (need 100 GB)",
+            id="memory that others were promised",
+        ),
+        pytest.param(
+            {"min_memory_gb": 50},
+            {"memory_free_mib": 90_000},
+            Holding(Place(97), memory_gb=50, has_begun=False),
+            "0 of 1 node: 1 short of memory (need 50 GB)",
+            id="free memory that what is to start there will take",
+        ),
+        pytest.param(
+            {"min_memory_gb": 50},
+            {"memory_free_mib": 90_000},
+            Holding(Place(97), memory_gb=50),
+            "",
+            id="free memory as it is, once that has started",
+        ),
+        pytest.param(
+            {"min_disk_gb": 60},
+            {"disk_free_bytes": 100 * GB},
+            Holding(Place(97), source="org/other", bytes_to_come=50 * GB),
+            "0 of 1 node: 1 short of disk (need 60 GB)",
+            id="disk that another source will take",
+        ),
+        pytest.param(
+            {"min_disk_gb": 60},
+            {"disk_free_bytes": 50 * GB},
+            Holding(Place(97), source="org/m", bytes_to_come=50 * GB),
+            "",
+            id="disk for weights that are on their way already",
+        ),
+    ],
+)
+def test_what_others_hold_counts(
+    asked: dict[str, Any], there: dict[str, Any], held: Holding, says: str
+) -> None:
+    room = Room([node("a", **there)])
+    room.take(held)
+    found = place(want({"tp": 1} | asked), room)
+    assert (found.why if isinstance(found, Unseated) else "") == says
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "chosen"),
+    [
+        pytest.param(range(8), 4, [0, 1, 2, 3], id="all free: the first block"),
+        pytest.param([0, 1, 2, 3, 6, 7], 2, [6, 7], id="a pair out of the half that is broken already"),
+        pytest.param([0, 1, 3, 4, 5, 6, 7], 1, [3], id="one whose neighbour is taken"),
+        pytest.param([2, 3, 4, 5], 4, [2, 3, 4, 5], id="all that is left, neighbours or not"),
+        pytest.param([1, 2, 5, 6], 2, [1, 2], id="no block whole: the first that are free"),
+        pytest.param([0, 1, 4, 5, 6, 7], 2, [0, 1], id="four stay together"),
+        pytest.param([], 0, [], id="none asked for"),
+    ],
+)
+def test_the_exact_gpus(free: Any, count: int, chosen: list[int]) -> None:
+    gpus = [GpuReport(str(index), index) for index in free]
+    assert choose(gpus, count) == tuple(map(str, chosen))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "holds"),
+    [
+        pytest.param(
+            cards(8), [{"tp": 4}, {"tp": 2}, {"tp": 1}, {"tp": 1}], [4, 2, 1, 1], id="eight of one class"
+        ),
+        pytest.param(
+            (*cards(4), *(replace(gpu, id=f"L-{gpu.index}", gpu_class="l40s-48g") for gpu in cards(4))),
+            [{"tp": 2, "gpu_class": "l40s-48g"}, {"tp": 4}],
+            [2, 4],
+            id="two classes in one node",
+        ),
+        pytest.param(
+            tuple(
+                GpuReport(f"MIG-{index}", index // 7, gpu_class="h100-80g-mig-1g.10gb") for index in range(14)
+            ),
+            [{"tp": 1, "gpu_class": "h100-80g-mig-1g.10gb"}] * 14,
+            [1] * 14,
+            id="slices that share the index of their card",
+        ),
+        pytest.param(
+            (GpuReport("GPU-0", 0, "NVIDIA GB10", gpu_class="gb10", memory_mib=None, used_mib=None),),
+            [{"tp": 1, "gpu_class": "gb10", "min_memory_gb": 64}],
+            [1],
+            id="memory shared with the host, without numbers",
+        ),
+        pytest.param((), [{"engine": "llamacpp", "gpu_class": "", "tp": 1}] * 3, [0, 0, 0], id="no card"),
+    ],
+)
+def test_an_inventory_is_filled(
+    gpus: tuple[GpuReport, ...], asked: list[dict[str, Any]], holds: list[int]
+) -> None:
+    """One after another takes what it asked for, and no GPU twice."""
+    room = Room([node("a", gpus, engines=(EngineReport("vllm"), EngineReport("llamacpp")))])
+    taken: list[str] = []
+    for profile in asked:
+        seat = place(want(profile), room)
+        assert isinstance(seat, Seat), seat
+        room.take(Holding(seat.places[0]))
+        taken += seat.places[0].gpus
+    assert len(taken) == len(set(taken)) == sum(holds)
+
+
 # --- laws -------------------------------------------------------------------------------------------
 
 nodes_of_any_kind = st.lists(
@@ -323,25 +469,63 @@ nodes_of_any_kind = st.lists(
 def test_the_order_of_nodes_does_not_matter(nodes: list[Node], tp: int, random: Any) -> None:
     asked = want({"tp": tp, "min_disk_gb": 100, "min_memory_gb": 50})
     shuffled = random.sample(nodes, len(nodes))
-    assert place(asked, nodes) == place(asked, shuffled)
+    assert place(asked, Room(nodes)) == place(asked, Room(shuffled))
 
 
 @given(nodes_of_any_kind, st.integers(1, 4))
 def test_a_seat_is_free_whole_and_on_a_node_that_takes_it(nodes: list[Node], tp: int) -> None:
-    seat = place(want({"tp": tp}), nodes)
+    seat = place(want({"tp": tp}), Room(nodes))
     if isinstance(seat, Unseated):
         return
-    there = next(each for each in nodes if each.id == seat.node.id)
+    (only,) = seat.places
+    there = next(each for each in nodes if each.id == only.node)
     assert there.report is not None
     assert not there.is_cordoned
     assert there.freshness is Freshness.FRESH
-    assert len(set(seat.gpus)) == tp
-    assert not there.taken.intersection(seat.gpus)
-    assert {gpu.id for gpu in there.report.gpus}.issuperset(seat.gpus)
+    assert len(set(only.gpus)) == tp
+    assert not there.taken.intersection(only.gpus)
+    assert {gpu.id for gpu in there.report.gpus}.issuperset(only.gpus)
 
 
 @given(nodes_of_any_kind)
 def test_the_reasons_add_up_to_the_number_of_nodes(nodes: list[Node]) -> None:
-    seat = place(want({"tp": 9, "gpus_per_node": 9}), nodes)
+    seat = place(want({"tp": 9, "gpus_per_node": 9}), Room(nodes))
     assert isinstance(seat, Unseated)
-    assert sum(seat.reasons["p"].values()) == len(nodes)
+    assert seat.reasons["p"].keys() == {node.name for node in nodes}
+    assert all(seat.reasons["p"].values())
+
+
+@given(
+    nodes_of_any_kind,
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.booleans()), min_size=1, max_size=8),
+    st.integers(0, 40),
+)
+def test_the_seat_is_the_one_that_a_look_at_every_node_finds(
+    nodes: list[Node], asked: list[tuple[int, int, bool]], more: int
+) -> None:
+    """However nodes are kept so as to find it sooner, and whatever was seated before."""
+    nodes += [node(f"more-{number}", cards(number % 4)) for number in range(more)]
+    room = Room([replace(each, id=index) for index, each in enumerate(nodes)])
+    crowd: dict[int, int] = {}
+    for tp, crowded_node, is_held in asked:
+        wanted = want({"tp": tp}, crowd=dict(crowd), held_on={"n0", "n1"} if is_held else ())
+        (profile,) = wanted.profiles
+        able = [spot for spot in room.spots.values() if not refusal(wanted, profile, spot)]
+        best = min(
+            able,
+            key=lambda spot: (
+                not spot.holds(wanted),
+                crowd.get(spot.node.id, 0),
+                len(spot.free(H100)),
+                spot.node.name,
+            ),
+            default=None,
+        )
+        seat = place(wanted, room)
+        if best is None:
+            assert isinstance(seat, Unseated)
+            continue
+        assert isinstance(seat, Seat)
+        assert seat.places[0].node == best.node.id
+        room.take(Holding(seat.places[0]))
+        crowd[crowded_node] = crowd.get(crowded_node, 0) + 1

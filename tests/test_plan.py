@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from catalog.spec import ModelSpec
+from nodes.buckets import Plan
+from nodes.orders import orders
 from nodes.placement import Freshness, Node
-from nodes.plan import Plan, orders, plan
+from nodes.plan import plan
 from nodes.protocol import EngineReport, GpuReport, Launch, RankReport, StateReport
 from nodes.retry import Failure
 from nodes.snapshot import Demand, Model, Rank, Replica, Snapshot, Stranger, launch_of
@@ -85,7 +87,8 @@ class World:
         )
         rank = Rank(
             ord(on), gpus=tuple(f"{on}{gpu}" for gpu in gpus), state=columns.pop("rank_state", state),
-            requests=columns.pop("requests", 0), knows_launch=columns.pop("knows_launch", True),
+            running=columns.pop("running", 0), waiting=columns.pop("waiting", 0),
+            knows_launch=columns.pop("knows_launch", True),
         )  # fmt: skip
         columns = {
             "created_at": ago(3600),
@@ -147,13 +150,21 @@ def told(decision: Plan) -> list[str]:
         *(f"lost {each.replica}: {each.why}" for each in decision.lost),
         *(f"drain {each.replica}: {each.why}" for each in decision.drain),
         *(f"stop {each.replica}: {each.why}" for each in decision.stop),
+        *(f"evict {each.replica}: {each.why}" for each in decision.evict),
         *(
-            f"start {each.launch.model}/{each.launch.profile['name']} on {chr(each.node)} "
-            + " ".join(each.gpus)
+            f"start {each.launch.model}/{each.launch.profile['name']} on "
+            + ", ".join(" ".join((chr(place.node), *place.gpus)) for place in each.places)
+            + (f" for {each.replaces}" if each.replaces else "")
             for each in decision.start
         ),
         *(f"blocked {chr(each.model)} x{each.missing}: {each.why}" for each in decision.blocked),
         *(f"orphan {each.report.replica}: {each.why}" for each in decision.orphans),
+        *(
+            f"{'halt' if each.is_halted else 'rolled'} {chr(each.model)}: {each.why}"
+            for each in decision.rolls
+        ),
+        *([f"held: {decision.held.why}"] if decision.held else []),
+        *([f"alarm: {decision.alarm}"] if decision.alarm else []),
     ]
 
 
@@ -313,7 +324,7 @@ IDLE = Demand(asked_at=ago(3600))
             id="on demand: the clock stands while a request is in flight",
         ),
         pytest.param(
-            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0", requests=1),
+            two_nodes().model(low=0, high=1, demand=IDLE).replica("one", gpus="0", running=1),
             [],
             id="on demand: the clock stands while its engine has a request",
         ),

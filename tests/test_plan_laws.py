@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.spec import ModelSpec
+from nodes.buckets import Plan
 from nodes.placement import Freshness, Node
-from nodes.plan import Plan, plan
+from nodes.plan import plan
 from nodes.protocol import (
     FAILED,
     RANK_STATES,
@@ -47,8 +48,8 @@ def worlds(draw: st.DrawFn) -> Snapshot:
                 number,
                 name,
                 freshness,
-                draw(st.booleans()) and draw(st.booleans()),
-                report if is_known else None,
+                is_cordoned=draw(st.booleans()) and draw(st.booleans()),
+                report=report if is_known else None,
             )
         )
     models = []
@@ -136,7 +137,8 @@ def acted(snapshot: Snapshot, decision: Plan) -> Snapshot:
             state=report.state,
             fingerprint=adopt.launch.fingerprint,
         )
-    for wanted, ends in (("drain", decision.drain), ("stop", decision.stop)):
+    ended = (("drain", decision.drain), ("stop", decision.stop), ("drain", decision.evict))
+    for wanted, ends in ended:
         for end in ends:
             replicas[end.replica] = replace(replicas[end.replica], wanted=wanted)
     for end in decision.lost:
@@ -146,7 +148,7 @@ def acted(snapshot: Snapshot, decision: Plan) -> Snapshot:
             id=f"new{number}",
             model=start.model,
             launch=start.launch,
-            ranks=(Rank(start.node, gpus=start.gpus),),
+            ranks=tuple(Rank(place.node, number, place.gpus) for number, place in enumerate(start.places)),
             created_at=snapshot.now,
             state_since=snapshot.now,
             fingerprint=start.launch.fingerprint,
@@ -205,12 +207,14 @@ def test_no_gpu_is_claimed_twice(world: Snapshot) -> None:
 @given(worlds())
 def test_only_a_fresh_and_open_node_gets_something_that_fits(world: Snapshot) -> None:
     for start in plan(world).start:
-        node = node_of(world, start.node)
-        assert node.freshness is Freshness.FRESH
-        assert not node.is_cordoned
-        assert node.report is not None
-        assert {gpu.id for gpu in node.report.gpus}.issuperset(start.gpus)
-        assert len(start.gpus) == start.launch.profile["gpus_per_node"]
+        assert len(start.places) == start.launch.profile["nodes"]
+        for place in start.places:
+            node = node_of(world, place.node)
+            assert node.freshness is Freshness.FRESH
+            assert not node.is_cordoned
+            assert node.report is not None
+            assert {gpu.id for gpu in node.report.gpus}.issuperset(place.gpus)
+            assert len(place.gpus) == start.launch.profile["gpus_per_node"]
 
 
 @given(worlds())
