@@ -1,4 +1,4 @@
-"""The catalog over REST.
+"""The catalog over REST: models, keys, and the history.
 
 A body goes to the verbs as plain JSON and is judged by the law; nothing of a request is expanded into a query
 or a constructor.
@@ -7,39 +7,83 @@ or a constructor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, cast
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, status
 from rest_framework.decorators import api_view
 from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.routers import SimpleRouter
-from rest_framework.viewsets import GenericViewSet
 
 from catalog import actions
-from catalog.hiding import SEE_ENV, hide_all
-from catalog.models import Event, Model
-from catalog.reading import CatalogError, Fault, quote
-from catalog.rest import MayDo, Pages, asked
+from catalog.hiding import SEE_ENV
+from catalog.listing import Filter, Listing
+from catalog.models import Event, Key, Model, Name, Profile
+from catalog.reading import Reader, quote
+from catalog.resources import Addresses, Resource, body_of, expected_revision, settle
+from catalog.schema import describe_check, describe_events, describe_keys, describe_models
+from catalog.showing import event_as_dict, events_for, key_as_dict, keys_for
+from catalog.spec import ENGINES
 from nodes.agents import ask_paths
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
 
-# Told by a GET beside the catalog's own fields; ignored where it is sent back.
-_READ_ONLY = ("status",)
+_BESIDE = ("why", "skip_source_check")  # said of a change, and no part of the model
+_READ_ONLY = ("status",)  # told by a GET beside the catalog's own fields; ignored where it is sent back
 
 
-class ModelViewSet(GenericViewSet[Model]):
-    """Models by canonical name. POST adds one, PUT replaces it whole, DELETE removes and drains it."""
+# --- models ---------------------------------------------------------------------------------------
+
+_SCALING = {"kept": Q(scaling_min__gt=0), "on-demand": Q(scaling_min=0, scaling_max__gt=0)}
+_SCALING["off"] = Q(scaling_max=0)
+
+
+def _search_models(text: str) -> Q:
+    named = Name.objects.filter(name__icontains=text)
+    return Q(pk__in=named.values("model")) | Q(source__icontains=text) | Q(description__icontains=text)
+
+
+@describe_models
+class ModelViewSet(Resource):
+    """Models by canonical name; an alias is no address."""
 
     queryset = models_with_replicas()
-    permission_classes = (MayDo,)
-    pagination_class = Pages
-    ordering = ("id",)
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
+    posted = ("check",)
+    needs: ClassVar[Mapping[str, str]] = {
+        "list": "catalog.view_model",
+        "retrieve": "catalog.view_model",
+        "create": "catalog.add_model",
+        "update": "catalog.change_model",
+        "partial_update": "catalog.change_model",
+        "check": "catalog.change_model",
+        "destroy": "catalog.delete_model",
+    }
+    listing = Listing(
+        orders={"added": "id", "name": "name", "changed": "changed_at"},
+        filters={
+            "source_state": Filter(
+                "What the last check of the source found.",
+                lambda state: Q(source_state="" if state == "unchecked" else state),
+                ("unchecked", *filter(None, Model.Source.values)),
+            ),
+            "scaling": Filter("How it is kept.", lambda how: _SCALING[how], tuple(_SCALING)),
+            "engine": Filter(
+                "With a profile for this engine.",
+                lambda engine: Q(pk__in=Profile.objects.filter(engine=engine).values("model")),
+                ENGINES,
+            ),
+            "gpu_class": Filter(
+                "With a profile for this GPU class.",
+                lambda name: Q(pk__in=Profile.objects.filter(gpu_class=name).values("model")),
+            ),
+        },
+        search=_search_models,
+    )
 
     def get_object(self) -> Model:
         name = self.kwargs["name"]
@@ -48,105 +92,216 @@ class ModelViewSet(GenericViewSet[Model]):
             raise exceptions.NotFound(f"model {quote(name)} is not in the catalog; check the spelling")
         return found
 
-    def list(self, request: Request) -> Response:
-        page = self.paginate_queryset(self.get_queryset())
-        return self.get_paginated_response([self._shown(model) for model in page or ()])
-
-    def retrieve(self, request: Request, name: str) -> Response:
-        return Response(self._shown(self.get_object()))
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self._answer(self.get_object())
 
     def create(self, request: Request) -> Response:
         raw, words = self._asked()
         outcome = actions.add_model(raw, **words)
-        answer = Response(self._outcome(outcome), status=status.HTTP_201_CREATED)
-        answer["Location"] = self.reverse_action("detail", args=[outcome.model.name])
+        answer = self._outcome(outcome, status.HTTP_201_CREATED)
+        name = outcome.model.name
+        # One slash at the end of an address is not part of the name.
+        answer["Location"] = self.reverse_action("detail", args=[name]) + "/" * name.endswith("/")
         return answer
 
     def update(self, request: Request, name: str) -> Response:
         stored = self.get_object()
         raw, words = self._asked()
         raw = {"name": stored.name, **raw} if isinstance(raw, Mapping) else raw
-        outcome = actions.edit_model(stored.name, raw, **words)
-        return Response(self._outcome(outcome))
+        words["expected"] = expected_revision(request)
+        return self._outcome(actions.edit_model(stored.name, raw, **words))
+
+    def partial_update(self, request: Request, name: str) -> Response:
+        stored = self.get_object()
+        patch, words = self._asked()
+        words["expected"] = expected_revision(request)
+        return self._outcome(actions.patch_model(stored.name, patch, **words))
 
     def destroy(self, request: Request, name: str) -> Response:
-        name, by = self.get_object().name, request.user.get_username()
-        actions.remove_model(name, by=by, why=asked(request, "why"), door="api", after_change=wake)
+        stored = self.get_object()
+        actions.remove_model(
+            stored.name,
+            expected=expected_revision(request),
+            by=request.user.get_username(),
+            why=request.query_params.get("why", ""),
+            door="api",
+            after_change=wake,
+        )
         return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @describe_check
+    def check(self, request: Request) -> Response:
+        stored = self.get_object()
+        body = body_of(request, "pin", "why")
+        pin, why = body.is_true("pin"), body.text("why")
+        settle(body)
+        said = {"by": request.user.get_username(), "why": why, "door": "api"}
+        return self._outcome(
+            actions.check_model(stored.name, pin=pin, ask_paths=ask_paths, after_change=wake, **said)
+        )
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:
         """The body apart from what is said beside the model; and what every verb wants to be told."""
         body: Any = self.request.data
-        why, skip = "", False
-        if isinstance(body, Mapping):
-            body = {key: value for key, value in body.items() if key not in _READ_ONLY}
-            why, skip = body.pop("why", ""), body.pop("skip_source_check", False)
-            if not isinstance(why, str):
-                raise _wrong_type("why", "a text")
-            if not isinstance(skip, bool):
-                raise _wrong_type("skip_source_check", "true or false")
-        return body, {
+        is_map = isinstance(body, Mapping)
+        beside = Reader(
+            {key: body[key] for key in _BESIDE if is_map and key in body}, [], subject="", model=""
+        )
+        told = {
             "by": self.request.user.get_username(),
-            "why": why,
+            "why": beside.text("why"),
             "door": "api",
-            "skip_source_check": skip,
+            "skip_source_check": beside.is_true("skip_source_check"),
             "ask_paths": ask_paths,
             "after_change": wake,
         }
+        settle(beside)
+        if is_map:
+            body = {key: value for key, value in body.items() if key not in (*_BESIDE, *_READ_ONLY)}
+        return body, told
 
-    def _shown(self, model: Model) -> dict[str, Any]:
+    def shown(self, model: Model) -> dict[str, Any]:
         return model_as_dict(model, sees_env=self.request.user.has_perm(SEE_ENV))
 
-    def _outcome(self, outcome: actions.Outcome) -> dict[str, Any]:
-        shown = self._shown(get_object_or_404(self.get_queryset(), pk=outcome.model.pk))
-        told = [outcome.finding.sentence] if outcome.finding.level == "warn" else []
-        shown["status"]["warnings"] = told + list(outcome.warnings)
-        return shown
+    def _outcome(self, outcome: actions.Outcome, code: int = status.HTTP_200_OK) -> Response:
+        answer = self._answer(get_object_or_404(self.get_queryset(), pk=outcome.model.pk), code)
+        told = [outcome.finding.sentence] if outcome.finding.level != "ok" else []
+        answer.data["status"]["warnings"] = told + list(outcome.warnings)
+        return answer
+
+    def _answer(self, model: Model, code: int = status.HTTP_200_OK) -> Response:
+        return Response(self.shown(model), status=code, headers={"ETag": f'"{model.revision}"'})
 
 
-def _wrong_type(field: str, wanted: str) -> CatalogError:
-    return CatalogError([Fault("", "", field, "type", f"{field} must be {wanted}")])
+# --- keys -----------------------------------------------------------------------------------------
+
+_KEY_STATES = {
+    "live": Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now())),
+    "expired": Q(revoked_at=None, expires_at__lte=Now()),
+    "revoked": Q(revoked_at__isnull=False),
+}
 
 
-class EventViewSet(GenericViewSet[Event]):
-    """Who did what to what, and why, newest first. `?kind=` and `?subject=` narrow it."""
+@describe_keys
+class KeyViewSet(Resource):
+    """API keys: one's own, or everybody's. A key that one may not see is not there."""
 
-    queryset = Event.objects.all()
-    permission_classes = (MayDo,)
-    pagination_class = Pages
-    ordering = ("-id",)
-
-    def list(self, request: Request) -> Response:
-        events: QuerySet[Event] = self.get_queryset()
-        for field in ("kind", "subject"):
-            if value := asked(request, field):
-                events = events.filter(**{field: value})
-        page = self.paginate_queryset(events)
-        return self.get_paginated_response(
-            [_event_as_dict(event, sees_env=request.user.has_perm(SEE_ENV)) for event in page or ()]
-        )
-
-
-def _event_as_dict(event: Event, *, sees_env: bool) -> dict[str, Any]:
-    return {
-        "id": event.pk,
-        "at": event.at.isoformat(),
-        "by": event.by,
-        "door": event.door,
-        "verb": event.verb,
-        "kind": event.kind,
-        "subject": event.subject,
-        "why": event.why,
-        "detail": hide_all(event.detail, sees_env=sees_env),
+    queryset = Key.objects.none()
+    lookup_value_regex = "[0-9A-Za-z]{1,40}"
+    needs: ClassVar[Mapping[str, str]] = {
+        "list": "catalog.view_key",
+        "retrieve": "catalog.view_key",
+        "create": "catalog.add_key",
+        "destroy": "catalog.change_key",
     }
+    listing = Listing(
+        orders={"created": "created_at", "name": "name"},
+        filters={
+            "scope": Filter("What it opens.", lambda scope: Q(scope=scope), tuple(Key.Scope.values)),
+            "state": Filter("Whether it opens.", lambda state: _KEY_STATES[state], tuple(_KEY_STATES)),
+            "user": Filter("Whose it is.", lambda name: Q(user__username=name)),
+        },
+        search=lambda text: Q(name__icontains=text) | Q(id=text),
+    )
+
+    def get_queryset(self) -> QuerySet[Key]:
+        return keys_for(self.request.user)
+
+    def get_object(self) -> Key:
+        found = self.get_queryset().filter(pk=self.kwargs["pk"]).first()
+        if found is None:
+            raise exceptions.NotFound(f"there is no key {quote(self.kwargs['pk'])}; GET /api/keys lists them")
+        return found
+
+    def create(self, request: Request) -> Response:
+        body = body_of(request, "name", "user", "scope", "expires_in", "why")
+        owner = body.text("user")
+        asked: dict[str, Any] = {
+            "name": body.text("name"),
+            "scope": body.text("scope") if body.has("scope") else Key.Scope.INFERENCE.value,
+            "expires_in_ns": body.duration("expires_in") if body.has("expires_in") else None,
+            "why": body.text("why"),
+        }
+        maker: Any = request.user
+        user = self._user(body, owner) if owner else maker
+        settle(body)
+        key, text = actions.mint_key(
+            **asked,
+            user=user,
+            by=request.user.get_username(),
+            door="api",
+            maker=maker,
+            through=cast("Key | None", request.auth),
+        )
+        told = self.shown(self.get_queryset().get(pk=key.pk)) | {"key": text}
+        answer = Response(told, status=status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+        answer["Location"] = self.reverse_action("detail", args=[key.pk])
+        return answer
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        key, by = self.get_object(), request.user.get_username()
+        actions.revoke_key(key.pk, by=by, door="api", why=request.query_params.get("why", ""))
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def _user(self, body: Reader, name: str) -> Any:
+        """Who is named. Whoever may make keys for themselves alone is told so, and not who there is."""
+        me: Any = self.request.user
+        if name == me.get_username():
+            return me
+        found = type(me).objects.filter(username=name, is_active=True).first()
+        if found is None and me.has_perm("catalog.any_key"):
+            body.refuse("user", "unknown", f"there is no user {quote(name)}; check the spelling")
+        return found or type(me)(username=name)
+
+    def shown(self, key: Key) -> dict[str, Any]:
+        return key_as_dict(key)
 
 
+# --- events ---------------------------------------------------------------------------------------
+
+
+@describe_events
+class EventViewSet(Resource):
+    """Who did what to what, and why, newest first."""
+
+    queryset = Event.objects.none()
+    lookup_value_regex = "[0-9]{1,18}"
+    needs: ClassVar[Mapping[str, str]] = {"list": "catalog.view_event", "retrieve": "catalog.view_event"}
+    listing = Listing(
+        orders={"at": "id"},
+        newest_first=True,
+        filters={
+            "kind": Filter(
+                "What it was done to.", lambda kind: Q(kind=kind), ("model", "key", "node", "replica")
+            ),
+            "subject": Filter("The name of what it was done to.", lambda name: Q(subject=name)),
+            "verb": Filter("What was done.", lambda verb: Q(verb=verb)),
+            "by": Filter("Who did it; empty: llmgw itself.", lambda name: Q(by=name)),
+            "door": Filter("Where from.", lambda door: Q(door=door)),
+        },
+        search=lambda text: Q(subject__icontains=text) | Q(by__icontains=text) | Q(why__icontains=text),
+    )
+
+    def get_queryset(self) -> QuerySet[Event]:
+        return events_for(self.request.user)
+
+    def get_object(self) -> Event:
+        found = self.get_queryset().filter(pk=self.kwargs["pk"]).first()
+        if found is None:
+            raise exceptions.NotFound(f"there is no event {self.kwargs['pk']}; GET /api/events lists them")
+        return found
+
+    def shown(self, event: Event) -> dict[str, Any]:
+        return event_as_dict(event, self.request.user)
+
+
+@extend_schema(exclude=True)
 @api_view(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
 def no_such_address(request: Request, rest: str) -> Response:
     raise exceptions.NotFound("There is nothing at this address.")
 
 
-router = SimpleRouter()
-router.trailing_slash = "/?"  # with or without
+router = Addresses()
 router.register("models", ModelViewSet)
+router.register("keys", KeyViewSet)
 router.register("events", EventViewSet)

@@ -7,6 +7,7 @@ as the defaults, so an address that says nothing of its own is closed, bounded a
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,16 +18,16 @@ from django.db.models.functions import Now
 from django.http import Http404
 from rest_framework import exceptions, status
 from rest_framework.authentication import BaseAuthentication
-from rest_framework.pagination import CursorPagination
 from rest_framework.parsers import BaseParser
-from rest_framework.permissions import DjangoModelPermissions
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from catalog.actions import SourceRefused
+from catalog.actions import ChangedSince, SourceRefused
 from catalog.keys import KeyText
 from catalog.models import Key
 from catalog.reading import CatalogError, Fault
+from catalog.showing import event_as_dict
 
 # --- who comes in ---------------------------------------------------------------------------------
 
@@ -77,16 +78,15 @@ class KeyAuthentication(BaseAuthentication):
         return row if row and fits else None
 
 
-class MayDo(DjangoModelPermissions):
-    """Staff, with the permission for what they do; looking wants one as well."""
-
-    perms_map = DjangoModelPermissions.perms_map | {
-        "GET": ["%(app_label)s.view_%(model_name)s"],
-        "HEAD": ["%(app_label)s.view_%(model_name)s"],
-    }
+class MayDo(BasePermission):
+    """Staff, with the permission that the view's `needs` name for it. What is not named there is closed."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        return bool(request.user.is_staff and super().has_permission(request, view))
+        if not request.user.is_staff:
+            return False
+        if view.action in (None, "metadata"):  # a method that the address has not: 405 comes next
+            return True
+        return view.action in view.needs and request.user.has_perm(view.needs[view.action])
 
 
 # --- what a request may be ------------------------------------------------------------------------
@@ -140,6 +140,11 @@ _NOT_JSON = "This address answers in JSON alone: accept application/json."
 
 def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | None:
     """Every refusal as `errors`. What is none is a fault of ours, and stays an exception."""
+    if isinstance(problem, ChangedSince):
+        changes = [event_as_dict(event, context["request"].user) for event in problem.events]
+        answer = _errors(412, *(_fault(fault) for fault in problem.faults))
+        answer.data["changes"] = changes
+        return answer
     if isinstance(problem, (CatalogError, SourceRefused)):
         is_conflict = problem.faults[0].code in _CONFLICTS
         return _errors(409 if is_conflict else 400, *(_fault(fault) for fault in problem.faults))
@@ -155,6 +160,8 @@ def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | N
     answer = _errors(problem.status_code, {"field": "", "code": code, "sentence": says})
     if header := getattr(problem, "auth_header", None):
         answer["WWW-Authenticate"] = header
+    if wait := getattr(problem, "wait", None):
+        answer["Retry-After"] = str(math.ceil(wait))
     if isinstance(problem, exceptions.UnsupportedMediaType):
         answer["Accept"] = "application/json"
     return answer
@@ -181,23 +188,3 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 def _errors(status_code: int, *errors: dict[str, str]) -> Response:
     return Response({"errors": list(errors)}, status=status_code)
-
-
-def asked(request: Request, name: str) -> str:
-    """A parameter of the query. What no row can hold (PostgreSQL takes no NUL) is refused, not looked for."""
-    value = request.query_params.get(name, "")
-    if "\0" in value:
-        raise exceptions.ParseError(f"The parameter {name} holds a NUL character; remove it.")
-    return str(value)
-
-
-class Pages(CursorPagination):
-    """`results`, and the address of the `next` page; `?limit=` up to 1000."""
-
-    page_size = 100
-    max_page_size = 1000
-    page_size_query_param = "limit"
-
-    def get_ordering(self, request: Request, queryset: Any, view: Any) -> tuple[str, ...]:
-        """The view's own order, which ends in something unique."""
-        return tuple(view.ordering)

@@ -204,6 +204,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "rest_framework",
+    "drf_spectacular",
     "servestatic",
     "axes",
     "csp",
@@ -384,6 +385,20 @@ REST_FRAMEWORK = {
     "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "catalog.rest.answer_error",
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "rest_framework.negotiation.DefaultContentNegotiation",
+    "DEFAULT_METADATA_CLASS": None,  # /api/schema/ tells it all
+    "DEFAULT_SCHEMA_CLASS": "catalog.schema.Schema",
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "llmgw",
+    "DESCRIPTION": "What the admin does, for programs. Inference is not here: /v1/ speaks OpenAI's protocol.",
+    "VERSION": "1",
+    "SCHEMA_PATH_PREFIX": "/api",
+    "SCHEMA_COERCE_PATH_PK_SUFFIX": False,
+    "COMPONENT_SPLIT_REQUEST": True,
+    "COMPONENT_SPLIT_PATCH": False,  # a patch has a form of its own
+    "PREPROCESSING_HOOKS": ["catalog.schema.addresses"],
+    "POSTPROCESSING_HOOKS": [],  # choices stay where they are used
 }
 
 

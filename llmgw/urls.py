@@ -10,12 +10,14 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path, re_path
 from django.views.decorators.http import require_safe
 from django.views.generic import RedirectView
+from drf_spectacular.utils import extend_schema
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from catalog.api import no_such_address
 from catalog.api import router as catalog_router
+from llmgw.docs import show_schema
 from nodes.api import router as nodes_router
 
 
@@ -25,6 +27,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
+@extend_schema(exclude=True)
 @api_view(["GET", "HEAD"])
 def what_rest_serves(request: Request) -> Response:
     """For whoever opens the address of REST itself."""
@@ -54,6 +57,7 @@ urlpatterns = [
     path("healthz", healthz),
     path("admin/", admin.site.urls),
     re_path("^api/?$", what_rest_serves),
+    re_path("^api/schema/?$", show_schema),
     path("api/", include(catalog_router.urls)),
     path("api/", include(nodes_router.urls)),
     path("api/<path:rest>", no_such_address),

@@ -15,11 +15,12 @@ from catalog.forms import KeyForm
 from catalog.models import Key
 from catalog.pages import VerbAdmin
 from catalog.pieces import badge
+from catalog.showing import ANY_KEY, key_state, keys_for
 
 
 @admin.register(Key)
 class KeyAdmin(VerbAdmin):
-    """Keys are made and revoked, never edited. Who is no superuser sees and makes keys of their own alone."""
+    """Keys are made and revoked, never edited. One's own, unless one may those of others."""
 
     form = KeyForm
     list_display = ("name", "id", "user", "scope", "state", "created_at", "expires_at")
@@ -30,8 +31,7 @@ class KeyAdmin(VerbAdmin):
     actions: ClassVar[list[Any]] = ["revoke"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Key]:
-        keys = super().get_queryset(request)
-        return keys if request.user.is_superuser else keys.filter(user=request.user)
+        return keys_for(request.user)
 
     def has_change_permission(self, request: HttpRequest, obj: Key | None = None) -> bool:
         return obj is None and super().has_change_permission(request)
@@ -44,13 +44,14 @@ class KeyAdmin(VerbAdmin):
 
     @admin.display(description="state")
     def state(self, key: Key) -> SafeString:
-        return badge("revoked", "bad") if key.revoked_at else badge("live", "good")
+        state = key_state(key)
+        return badge(state, "good" if state == "live" else "bad")
 
     def get_form(
         self, request: HttpRequest, obj: Key | None = None, change: bool = False, **kwargs: Any
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
-        if obj is None and not request.user.is_superuser:
+        if obj is None and not request.user.has_perm(ANY_KEY):
             users = form.base_fields["user"]
             users.queryset = users.queryset.filter(pk=request.user.pk)
         return form
@@ -63,6 +64,7 @@ class KeyAdmin(VerbAdmin):
             scope=asked["scope"],
             by=request.user.get_username(),
             door="admin",
+            maker=request.user,
         )
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:

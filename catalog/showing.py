@@ -1,0 +1,75 @@
+"""What doors show of keys and events, and to whom: a row that one may not see is not there.
+
+Reads, and changes nothing. Whether a key has expired is for the database's clock to say.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Coalesce, Now
+
+from catalog.hiding import SEE_ENV, hide_all
+from catalog.models import Event, Key
+
+ANY_KEY = "catalog.any_key"
+
+
+def keys_for(user: Any) -> QuerySet[Key]:
+    """The keys that this user may see: their own, or everybody's. One query."""
+    is_over = Coalesce(Q(expires_at__lte=Now()), False, output_field=BooleanField())
+    keys = Key.objects.select_related("user").annotate(
+        is_expired=ExpressionWrapper(is_over, output_field=BooleanField())
+    )
+    return keys if user.has_perm(ANY_KEY) else keys.filter(user=user)
+
+
+def key_state(key: Key) -> str:
+    """Of a row of `keys_for()`: live, expired or revoked."""
+    if key.revoked_at:
+        return "revoked"
+    return "expired" if key.is_expired else "live"  # type: ignore[attr-defined]  # annotated
+
+
+def key_as_dict(key: Key) -> dict[str, Any]:
+    """A row of `keys_for()` as REST tells it; nothing here opens a door."""
+    return {
+        "id": key.pk,
+        "name": key.name,
+        "user": key.user.get_username(),
+        "scope": key.scope,
+        "state": key_state(key),
+        "created_at": key.created_at.isoformat(),
+        "expires_at": _moment(key.expires_at),
+        "revoked_at": _moment(key.revoked_at),
+    }
+
+
+def events_for(user: Any) -> QuerySet[Event]:
+    """The history that this user may see: all of it, keys of others apart."""
+    events = Event.objects.all()
+    if user.has_perm(ANY_KEY):
+        return events
+    return events.exclude(Q(kind="key") & ~Q(subject__in=keys_for(user).values("pk")))
+
+
+def event_as_dict(event: Event, user: Any) -> dict[str, Any]:
+    """An event as this user may see it."""
+    return {
+        "id": event.pk,
+        "at": event.at.isoformat(),
+        "by": event.by,
+        "door": event.door,
+        "verb": event.verb,
+        "kind": event.kind,
+        "subject": event.subject,
+        "why": event.why,
+        "revision": event.revision,
+        "detail": hide_all(event.detail, sees_env=user.has_perm(SEE_ENV)),
+    }
+
+
+def _moment(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None

@@ -1,0 +1,164 @@
+"""What /api/ answers with of replicas and nodes, as OpenAPI tells it. See `catalog/schema.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from rest_framework import serializers as shapes
+
+from catalog.reading import TEXT_LIMIT
+from catalog.schema import WHY
+from nodes.models import Replica
+from nodes.placement import Freshness
+
+
+def _text(says: str = "") -> Any:
+    return shapes.CharField(allow_blank=True, help_text=says)
+
+
+def _whole(says: str = "", **told: Any) -> Any:
+    return shapes.IntegerField(help_text=says, **told)
+
+
+def _unknown(says: str = "") -> Any:
+    return shapes.IntegerField(allow_null=True, help_text=says or "null: unknown")
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+class DifferenceSerializer(shapes.Serializer):
+    """One field that differs. Of a map, only the entries that do. null is unset."""
+
+    field = shapes.CharField()
+    was = shapes.JSONField(allow_null=True)
+    now = shapes.JSONField(allow_null=True)
+
+
+class RankSerializer(shapes.Serializer):
+    """The part of a replica on one node."""
+
+    rank = _whole()
+    node = shapes.CharField()
+    state = shapes.ChoiceField(Replica.State.values)
+    reason = _text()
+    port = _unknown()
+    pid = _unknown()
+    gpus = shapes.ListField(child=shapes.CharField())
+    exit_code = _unknown()
+    running = _unknown("Requests that the engine is answering; null: unknown.")
+    waiting = _unknown("Requests that wait in the engine; null: unknown.")
+    done_bytes = _unknown("Of the weights being fetched; null: none, or unknown.")
+    total_bytes = _unknown()
+
+
+class ReplicaSerializer(shapes.Serializer):
+    """One running copy of a model, as it was observed."""
+
+    id = shapes.UUIDField()
+    model = _text("The name it was started under.")
+    profile = _text()
+    state = shapes.ChoiceField(Replica.State.values)
+    reason = _text()
+    since = shapes.DateTimeField()
+    age_s = shapes.FloatField(allow_null=True, help_text="Seconds in this state.")
+    cause = _text("The code of a failure.")
+    failure_kind = _text()
+    wanted = shapes.ChoiceField(Replica.Wanted.values)
+    wanted_why = _text()
+    stale_profile = shapes.BooleanField(allow_null=True, help_text="null: it cannot be known.")
+    stale_fields = shapes.ListField(child=shapes.CharField())
+    restart_needed = shapes.BooleanField(help_text="A restart would change what runs.")
+    differences = shapes.ListField(child=DifferenceSerializer())
+    stale_launch = shapes.BooleanField()
+    launch_differences = shapes.ListField(child=DifferenceSerializer())
+    stale_why = _text()
+    fingerprint = _text("Empty: unknown.")
+    adopted = shapes.BooleanField()
+    generation = _whole()
+    created_at = shapes.DateTimeField()
+    node = shapes.CharField(allow_null=True, help_text="Where its first rank is.")
+    port = _unknown()
+    pid = _unknown()
+    ranks = shapes.ListField(child=RankSerializer())
+    launch = shapes.DictField(help_text="What it was started from; never rewritten.")
+
+
+describe_replicas = extend_schema_view(
+    list=extend_schema(summary="Replicas", responses=ReplicaSerializer(many=True)),
+    retrieve=extend_schema(summary="One replica", responses=ReplicaSerializer),
+    destroy=extend_schema(
+        summary="Stop a replica; another is started if one is still wanted",
+        parameters=[WHY],
+        responses={202: ReplicaSerializer},
+    ),
+)
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+class GpuSerializer(shapes.Serializer):
+    """A device as its agent reported it; what is unknown is left out."""
+
+    id = shapes.CharField()
+    index = _whole()
+    name = shapes.CharField(required=False)
+    gpu_class = shapes.CharField(required=False)
+    memory_mib = _whole(required=False)
+    used_mib = _whole(required=False)
+    foreign_mib = _whole("Held by what is not llmgw's.", required=False)
+    is_healthy = shapes.BooleanField(required=False)
+    taken_by = _text("A replica, an orphan, something else; empty: free.")
+
+
+class EngineSerializer(shapes.Serializer):
+    name = shapes.CharField()
+    version = shapes.CharField(required=False)
+
+
+class NodeSerializer(shapes.Serializer):
+    """A machine, as its agent last reported it."""
+
+    name = shapes.CharField()
+    uuid = shapes.UUIDField()
+    address = shapes.CharField()
+    state = shapes.ChoiceField([each.value for each in Freshness])
+    seen_at = shapes.DateTimeField(allow_null=True)
+    age_s = shapes.FloatField(allow_null=True, help_text="Seconds since it was heard from.")
+    problem = _text()
+    cordoned = shapes.BooleanField()
+    cordoned_by = _text()
+    cordoned_why = _text()
+    gpus_total = _whole()
+    gpus_free = _whole()
+    gpus = shapes.ListField(child=GpuSerializer())
+    engines = shapes.ListField(child=EngineSerializer())
+    labels = shapes.DictField(child=shapes.CharField(allow_blank=True))
+    fabric = _text()
+    memory_total_mib = _unknown()
+    memory_free_mib = _unknown()
+    disk_free_bytes = _unknown()
+    agent_version = _text()
+
+
+class WhySerializer(shapes.Serializer):
+    why = shapes.CharField(
+        max_length=TEXT_LIMIT, allow_blank=True, required=False, help_text="Kept in the history."
+    )
+
+
+_NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, description="It may hold slashes.")
+
+describe_nodes = extend_schema_view(
+    list=extend_schema(summary="Nodes", responses=NodeSerializer(many=True)),
+    retrieve=extend_schema(summary="One node", parameters=[_NAME], responses=NodeSerializer),
+)
+_CORDONING: dict[str, Any] = {
+    "parameters": [_NAME],
+    "request": WhySerializer,
+    "responses": {200: NodeSerializer},
+}
+describe_cordon = extend_schema(summary="Place nothing new on a node", **_CORDONING)
+describe_uncordon = extend_schema(summary="Place replicas on a node again", **_CORDONING)
