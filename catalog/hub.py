@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, ModelInfo, get_session, hf_hub_url
+from huggingface_hub import HfApi, ModelInfo, constants, get_session, hf_hub_url
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -32,6 +32,9 @@ from huggingface_hub.errors import (
 
 from catalog.reading import shown
 from catalog.source import Answer, HubFacts, HubFile, HubSource
+
+# The client asks huggingface.co, whatever the endpoint, what programs it may be run by, and waits for it.
+constants.HF_HUB_DISABLE_TELEMETRY = True
 
 ANSWER_LIMIT_BYTES = 32 * 1024 * 1024  # the listing of a very large repository is a few megabytes
 CONFIG = "config.json"

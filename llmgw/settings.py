@@ -271,6 +271,7 @@ LOGGING = {
         # Anybody may send a strange host, and the answer tells of LLMGW_ALLOWED_HOSTS: no traceback for each.
         "django.security.DisallowedHost": {"level": "CRITICAL"},
         "axes": {"level": "WARNING"},  # who logged in is an operator's everyday
+        "httpx2": {"level": "WARNING"},  # it tells each address, and the password that a mirror's may hold
     },
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from catalog import hub as asking
 from catalog.source import Answer, HubFacts, HubFile, HubSource
 from tests.hub_server import COMMIT, Hub, Reply, listing, running_hub
 
+ROOT = Path(__file__).parent.parent
 REPO = "org/m"
 INFO = f"/api/models/{REPO}"
 TOKEN = "hf_a-token-of-this-test"
@@ -167,12 +170,38 @@ def test_a_token_goes_to_no_other_host(hub: Hub) -> None:
         assert other.asked == []
 
 
-def test_a_password_in_the_mirrors_address_is_not_repeated(hub: Hub) -> None:
+ASK = """
+import sys
+from catalog import hub
+from catalog.source import HubSource
+print(hub.ask(HubSource("org/m"), endpoint=sys.argv[1], token="", timeout_s=10).answer)
+"""
+
+
+def test_nothing_is_asked_of_any_hub_but_the_one_that_was_named(hub: Hub, tmp_path: Path) -> None:
+    hub.has_repository(REPO, "a.safetensors")
+    with running_hub() as usual:
+        done = subprocess.run(
+            [sys.executable, "-c", ASK, hub.url],
+            env={**os.environ, "HF_ENDPOINT": usual.url, "HF_HOME": str(tmp_path)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.stdout, done.stderr) == ("found\n", "")
+        assert usual.asked == []
+    assert [path for path, _ in hub.asked] == [f"{INFO}?blobs=true"]
+
+
+def test_a_password_in_the_mirrors_address_is_not_repeated(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
     hub.replies[INFO] = error(500)
     url = hub.url.replace("http://", "http://somebody:secret@")
     facts = asking.ask(HubSource(REPO), endpoint=url, token="", timeout_s=10)
     assert facts.endpoint == hub.url
-    assert "secret" not in repr(facts)
+    assert "secret" not in repr(facts) + caplog.text
 
 
 def test_a_hub_that_is_down_is_unreachable() -> None:

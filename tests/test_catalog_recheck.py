@@ -23,6 +23,7 @@ from catalog.tasks import recheck
 from nodes.protocol import Launch
 from nodes.stale import judge
 from tests.hub_server import COMMIT, Hub, Reply, listing, running_hub
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -304,6 +305,12 @@ def test_only_old_checks_are_made_again(hub: Hub, real: Model) -> None:
     assert len(hub.asked) == 2
 
 
+def test_moments_that_the_database_wrote_itself_are_compared_as_moments(hub: Hub, real: Model) -> None:
+    for _ in range(2):  # on SQLite a moment that it wrote is another text than the same one from here
+        wait_until(lambda: recheck_all(older_than_s=0.001) == 1, "the check is old")
+    assert len(hub.asked) == 3
+
+
 def test_the_oldest_are_asked_first_and_only_so_many(hub: Hub) -> None:
     for number in range(4):
         hub.has_repository(f"org/m{number}", "a.safetensors")
@@ -437,6 +444,24 @@ def test_two_that_recheck_at_once_never_ask_about_the_same(hub: Hub) -> None:
         thread.join()
     assert sum(counts) == 6
     assert len(hub.asked) == len(set(hub.asked)) == 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_loop_says_nothing_of_a_model_that_a_person_has_just_checked(hub: Hub) -> None:
+    hub.has_repository(REPO, "a.safetensors")
+    add(model())
+    age()
+
+    def overtake(out: Any) -> None:
+        hub.has_repository(REPO, "a.safetensors")
+        check()
+        connections.close_all()
+        out.write(json.dumps(listing(REPO, "README.md")).encode())
+
+    hub.replies[INFO] = Reply(drip=overtake)
+    assert recheck_all() == 0
+    assert row().source_state == "ok"
+    assert not Event.objects.filter(door="loop").exists()
 
 
 @pytest.mark.django_db(transaction=True)

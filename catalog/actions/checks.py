@@ -6,7 +6,6 @@ stays. Only a person who pins another commit changes what the next launch fetche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -60,24 +59,26 @@ def check_model(
             _write(_as_seen(seen), seen, renewed_columns(seen, finding))
             record("check", "model", seen.name, detail=_detail(finding, **_moves(seen, finding)), **told)
             transaction.on_commit(after_change, robust=True)
-    return Outcome(whole_models().get(pk=seen.pk), finding, warnings_of(spec, seen))
+    return Outcome(whole_models().get(pk=seen.pk), finding, warnings_of(spec, finding.facts, seen))
 
 
 def recheck_sources(limit: int, older_than_s: float, *, ask_paths: AskPaths) -> int:
     """Ask again about at most so many sources whose check is older than that, the oldest first, and say how
     many were. Two at once never ask about the same one. A hub that does not answer is left alone for now."""
     asked = 0
-    for seen in _due(limit, older_than_s):
-        is_mine = Model.objects.filter(pk=seen.pk, source_asked_at=seen.source_asked_at).update(
-            source_asked_at=Now()
-        )
-        if not is_mine:
+    due = _due(older_than_s)
+    oldest_first = due.order_by(F("source_asked_at").asc(nulls_first=True), "pk")
+    for pk in list(oldest_first.values_list("pk", flat=True)[:limit]):
+        if not due.filter(pk=pk).update(source_asked_at=Now()):
+            continue  # another has just asked about it, or it is gone
+        seen = whole_models().filter(pk=pk).first()
+        if seen is None:
             continue
         finding = check_source(seen.spec, ask_paths=ask_paths, fresh=True, pinned=seen.source_revision)
-        # A person who edited or checked it meanwhile knows better.
-        still = _as_seen(seen).filter(source_checked_at=seen.source_checked_at)
         moves = _moves(seen, finding)
         with transaction.atomic():
+            # A person who edited or checked it meanwhile knows better.
+            still = _as_seen(seen).filter(source_asked_at__lte=seen.source_asked_at)
             is_recorded = still.update(**renewed_columns(seen, finding))
             if is_recorded and moves:
                 detail = _detail(finding, **moves)
@@ -88,12 +89,11 @@ def recheck_sources(limit: int, older_than_s: float, *, ask_paths: AskPaths) -> 
     return asked
 
 
-def _due(limit: int, older_than_s: float) -> Iterator[Model]:
+def _due(older_than_s: float) -> QuerySet[Model]:
     reads_weights = Exists(Profile.objects.filter(model=OuterRef("pk")).exclude(engine="sim"))
     never_answered = Q(source_checked_at=None, source_asked_at__lt=Now() - timedelta(seconds=RETRY_S))
     is_old = Q(source_asked_at__lt=Now() - timedelta(seconds=older_than_s))
-    due = whole_models().filter(reads_weights, Q(source_asked_at=None) | never_answered | is_old)
-    yield from due.order_by(F("source_asked_at").asc(nulls_first=True), "pk")[:limit]
+    return Model.objects.filter(reads_weights, Q(source_asked_at=None) | never_answered | is_old)
 
 
 def _as_seen(seen: Model) -> QuerySet[Model]:

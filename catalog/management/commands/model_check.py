@@ -63,6 +63,8 @@ class Command(BaseCommand):
         self.stdout.write(f"{finding.level:<8}{shown(finding.sentence, SENTENCE_LIMIT)}")
         for sentence in finding.facts.get("also", ()):
             self.stdout.write(f"{'also':<8}{shown(sentence, SENTENCE_LIMIT)}")
+        if finding.is_refused:
+            return
         for proposal in proposals(outcome.model.spec, outcome.model.source_facts):
             self.stdout.write(f"{'propose':<8}{shown(proposal.sentence, SENTENCE_LIMIT)}")
 
