@@ -26,7 +26,7 @@ from nodes.protocol import (
 )
 from nodes.retry import Failure
 from nodes.snapshot import Demand, Model, Rank, Replica, Snapshot, Stranger, launch_of
-from tests.test_plan import NOW, ago
+from tests.worlds import NOW, ago
 
 ALIVE = ("pending", *(state for state in RANK_STATES if state not in (STOPPED, FAILED)))
 
