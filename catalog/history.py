@@ -19,7 +19,7 @@ from catalog.pieces import as_json, difference_table, said, sentence, table
 from catalog.typed import span_words
 
 _TOLD = ("changed", "profiles_changed", "profiles_added", "profiles_removed", "profiles_order")
-_QUIET = ("recorded", "found", "simulated")  # a source check that found nothing to speak of
+_QUIET = ("recorded", "found", "simulated")  # what an edit's source check found, and nobody need know
 
 
 def events_of(kind: str, key: str, subject: str) -> QuerySet[Event]:
@@ -49,7 +49,7 @@ def changes(event: Event, *, sees_env: bool) -> SafeString | str:
     if "model" in detail:
         parts.append(_folded("the whole model", detail["model"]))
     check = detail.get("source_check") or {}
-    if check.get("code") not in _QUIET and check.get("sentence"):
+    if check.get("sentence") and (event.verb in ("check", "pin") or check.get("code") not in _QUIET):
         parts.append(said(check["sentence"]))
     others = {key: value for key, value in detail.items() if key not in (*_TOLD, "model", "source_check")}
     if others:
@@ -86,7 +86,8 @@ def history_table(events: Iterable[Event], *, now: datetime, sees_env: bool) -> 
         )
         for event in events
     ]
-    return table(("when", "who", "through", "did", "why", "what changed"), rows)
+    looks = ("brief", "", "brief", "", "", "")
+    return table(("when", "who", "through", "did", "why", "what changed"), rows, looks)
 
 
 def _when(at: datetime, now: datetime) -> SafeString:

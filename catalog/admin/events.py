@@ -15,7 +15,7 @@ from catalog.pieces import as_json, sentence
 
 @admin.register(Event)
 class EventAdmin(VerbAdmin):
-    list_display = ("at", "who", "verb", "kind", "what", "changed", "because", "door")
+    list_display = ("at", "who", "did", "changed", "because", "door")
     list_filter = ("kind", "verb", "door")
     search_fields = ("subject", "by", "why")
     fieldsets = (
@@ -40,7 +40,11 @@ class EventAdmin(VerbAdmin):
     def who(self, event: Event) -> str:
         return sentence(event.by) or "llmgw"
 
-    @admin.display(description="what", ordering="subject")
+    @admin.display(description="did", ordering="subject")
+    def did(self, event: Event) -> str:
+        return sentence(str(event))
+
+    @admin.display(description="what")
     def what(self, event: Event) -> str:
         return sentence(event.subject)
 

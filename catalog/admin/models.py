@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import Max, OuterRef, QuerySet, Subquery
+from django.db.models import F, Max, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse
-from django.urls import reverse
+from django.shortcuts import redirect
+from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
 
 from catalog import actions
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
@@ -32,6 +35,7 @@ from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.proposals import proposals
 from catalog.reading import CatalogError, Fault
+from catalog.source import Answer
 from catalog.spec import ModelSpec
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
@@ -46,25 +50,17 @@ _SOURCE_BADGES = {
     Model.Source.WARN: ("warning", "warn"),
     Model.Source.REFUSE: ("refused", "bad"),
 }
+_MESSAGE_LEVELS = {"ok": messages.SUCCESS, "warn": messages.WARNING, "refuse": messages.ERROR}
 
 
 @admin.register(Model)
 class ModelAdmin(VerbAdmin):
     form = ModelForm
     inlines = (ProfileInline,)
-    list_display = (
-        "name",
-        "scaling",
-        "ready",
-        "stale",
-        "waits_for",
-        "source_found",
-        "asked",
-        "profile_names",
-    )
+    list_display = ("name", "scaling", "ready", "stale", "source_found", "asked")
     list_filter = (AttentionFilter, ScalingFilter, EngineFilter, "source_state")
     search_fields = ("names__name", "source", "description")
-    actions: ClassVar[list[Any]] = ["turn_off", "remove"]
+    actions: ClassVar[list[Any]] = ["check_sources", "pin", "turn_off", "remove"]
     fieldsets = (
         ("Now", {"fields": ("now", "running")}),
         (None, {"fields": ("name", "aliases", "description")}),
@@ -91,7 +87,7 @@ class ModelAdmin(VerbAdmin):
     def scaling(self, model: Model) -> str:
         return scaling_words(spec_of(model).scaling, settings.LLMGW_IDLE_TIMEOUT)
 
-    @admin.display(description="last asked for", ordering="asked_at")
+    @admin.display(description="last asked for", ordering=F("asked_at").asc(nulls_first=True))
     def asked(self, model: Model) -> str:
         return _ago(model, model.asked_at)
 
@@ -101,7 +97,9 @@ class ModelAdmin(VerbAdmin):
         if not counted.wanted and not counted.ready:
             return "-"
         look = "good" if counted.ready >= counted.wanted else "warn" if counted.ready else "bad"
-        return badge(f"{counted.ready} of {counted.wanted}", look)
+        found = badge(f"{counted.ready} of {counted.wanted}", look)
+        why = said(model.unplaced.why, "problem") if hasattr(model, "unplaced") else ""
+        return format_html("{}{}", found, why)
 
     @admin.display(description="stale")
     def stale(self, model: Model) -> SafeString | str:
@@ -111,18 +109,10 @@ class ModelAdmin(VerbAdmin):
             found += [badge(f"{counted.mild} stale"), said("no restart needed")]
         return format_html_join(" ", "{}", ((part,) for part in found)) or "-"
 
-    @admin.display(description="source", ordering="source_checked_at")
+    @admin.display(description="source", ordering=F("source_checked_at").asc(nulls_first=True))
     def source_found(self, model: Model) -> SafeString:
         found = badge(*_SOURCE_BADGES[Model.Source(model.source_state)])
         return format_html("{}{}", found, said(_ago(model, model.source_checked_at, never="")))
-
-    @admin.display(description="profiles")
-    def profile_names(self, model: Model) -> str:
-        return sentence(", ".join(profile.name for profile in model.profiles.all()))
-
-    @admin.display(description="waits for")
-    def waits_for(self, model: Model) -> SafeString | str:
-        return said(model.unplaced.why, "problem") if hasattr(model, "unplaced") else "-"
 
     # --- the page of one model
 
@@ -144,14 +134,14 @@ class ModelAdmin(VerbAdmin):
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         model = context["original"]
-        unlawful = [sentence(fault.sentence) for fault in _faults_today(model)] if model else []
-        return super().render_change_form(request, {**context, "unlawful": unlawful}, *args, **kwargs)
+        if model:
+            context["unlawful"] = [sentence(fault.sentence) for fault in _faults_today(model)]
+            context["has_moved_on"] = bool(_commits([model]))
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description="state")
     def now(self, model: Model) -> SafeString:
-        parts = [sentence(self.scaling(model)), self.ready(model), self.stale(model)]
-        if hasattr(model, "unplaced"):
-            parts.append(said(model.unplaced.why, "problem"))
+        parts = [sentence(self.scaling(model)), self.stale(model), self.ready(model)]
         parts.append(said(f"Last asked for: {self.asked(model)}."))
         return format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
 
@@ -175,6 +165,7 @@ class ModelAdmin(VerbAdmin):
         parts = [self.source_found(model)]
         if model.source_sentence:
             parts.append(said(model.source_sentence))
+        parts += [said(also) for also in model.source_facts.get("also", ())]
         if model.source_skipped_by:
             parts.append(said(f"Kept on the word of {model.source_skipped_by}."))
         if model.source_revision:
@@ -229,6 +220,65 @@ class ModelAdmin(VerbAdmin):
     def subject_of(self, model: Model) -> tuple[str, str, str]:
         return "model", str(model.pk), model.name
 
+    # --- asking about the source again
+
+    def get_urls(self) -> list[Any]:
+        check = self.admin_site.admin_view(require_POST(self.check_view))
+        return [path("<path:object_id>/check/", check, name="catalog_model_check"), *super().get_urls()]
+
+    def check_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """ "Check now": asks, and comes back to the page with what was found."""
+        model = self.get_object(request, unquote(object_id))
+        if model is None:
+            raise Http404
+        if not self.has_change_permission(request, model):
+            raise PermissionDenied
+        try:
+            finding = _check(model, by=request.user.get_username(), door="admin").finding
+        except CatalogError as no:
+            messages.error(request, sentence(str(no)))
+        else:
+            messages.add_message(request, _MESSAGE_LEVELS[finding.level], sentence(finding.sentence))
+        return redirect("admin:catalog_model_change", model.pk)
+
+    @admin.action(description="Check the sources of the selected models", permissions=["change"])
+    def check_sources(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
+        is_silent = False
+
+        def act(model: Model, **told: Any) -> bool:
+            """A hub that does not answer is not waited for again and again."""
+            nonlocal is_silent
+            if is_silent and not model.source.startswith("/"):
+                return False
+            is_silent |= _check(model, **told).finding.code == Answer.UNREACHABLE
+            return not is_silent
+
+        return self.confirm(
+            request,
+            queryset,
+            action="check_sources",
+            title="Check sources",
+            question="Ask for the sources of these again? What runs is left alone.",
+            button="Yes, check",
+            done="checked",
+            act=act,
+        )
+
+    @admin.action(description="Pin the newest commits of the selected models", permissions=["change"])
+    def pin(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="pin",
+            title="Pin newest commits",
+            question="Start replicas of these from the newest commits of their sources from now on? Those "
+            "that run keep running, and are stale then.",
+            button="Yes, pin",
+            done="asked for, and their newest commits pinned",
+            act=partial(_check, pin=True),
+            entails=_commits,
+        )
+
     # --- removing
 
     def get_actions(self, request: HttpRequest) -> Any:
@@ -274,6 +324,19 @@ class ModelAdmin(VerbAdmin):
             act=_turn_off,
             entails=_replicas_that_stop,
         )
+
+
+def _check(model: Model, **told: Any) -> actions.Outcome:
+    return actions.check_model(model.name, ask_paths=ask_paths, after_change=wake, **told)
+
+
+def _commits(models: Sequence[Model]) -> Mapping[int, Sequence[str]]:
+    """By model: where its source has moved on to, as far as the last check knows."""
+    return {
+        model.pk: [f"from commit {model.source_revision} to {newest}"]
+        for model in models
+        if (newest := model.source_facts.get("newest_commit"))
+    }
 
 
 def _turn_off(model: Model, **told: Any) -> bool:
