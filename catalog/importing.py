@@ -42,8 +42,8 @@ class Edit:
 @dataclass(frozen=True, slots=True)
 class Import:
     """`added` and `changed` are in the file's order, `removed` and `kept` in the catalog's. `kept` are models
-    that the file does not name and that stay; `number_of` is where a model is in the file, and
-    `falls_back_to` what each model of the catalog to be falls back to, by canonical names."""
+    that the file does not name and that stay; `number_of` is where a model is in the file. `circling` are
+    the models whose fallbacks may lead back to them, and which of each other they fall back to."""
 
     added: tuple[ModelSpec, ...]
     changed: tuple[Edit, ...]
@@ -51,7 +51,7 @@ class Import:
     unchanged: int
     kept: tuple[ModelSpec, ...] = field(compare=False)
     number_of: Mapping[str, int] = field(hash=False)
-    falls_back_to: Mapping[str, Sequence[str]] = field(compare=False)
+    circling: Mapping[str, Sequence[str]] = field(compare=False)
 
     @property
     def changes_anything(self) -> bool:
@@ -94,13 +94,28 @@ def plan_import(raws: Sequence[object], stored: Sequence[ModelSpec], *, is_whole
         unchanged=sum(before.get(model.name) == model for model in reading.models),
         kept=kept,
         number_of=reading.number_of,
-        falls_back_to=_falls_back_to((*reading.models, *kept)),
+        circling=_circling((*reading.models, *kept)),
     )
 
 
-def _falls_back_to(models: Sequence[ModelSpec]) -> dict[str, list[str]]:
+def _circling(models: Sequence[ModelSpec]) -> dict[str, list[str]]:
+    """All but those from which every way ends: most catalogs have no others, and are looked through once."""
     owner = {name: model.name for model in models for name in (model.name, *model.aliases)}
-    return {model.name: [owner[name] for name in model.fallbacks] for model in models}
+    falls_back_to = {model.name: [owner[name] for name in model.fallbacks] for model in models}
+    users: dict[str, list[str]] = {}
+    for name, others in falls_back_to.items():
+        for other in others:
+            users.setdefault(other, []).append(name)
+    ways = {name: len(others) for name, others in falls_back_to.items()}
+    ended = [name for name, count in ways.items() if not count]
+    while ended:
+        name = ended.pop()
+        del ways[name]
+        for user in users.get(name, ()):
+            ways[user] -= 1
+            if not ways[user]:
+                ended.append(user)
+    return {name: [other for other in falls_back_to[name] if other in ways] for name in ways}
 
 
 class _Reading:

@@ -29,7 +29,9 @@ from catalog.models import Event, Fallback, Model, Name, Profile, Revision, Tomb
 from catalog.reading import CatalogError
 from catalog.source import PathFacts
 from catalog.spec import Catalog, ModelSpec
-from tests.cast import a_model, a_node, a_replica, model_form, nobody_is_asked
+from tests.bench.catalog import LISTS, cost_of_look
+from tests.bench.catalog import main as bench_main
+from tests.cast import a_model, a_node, a_replica, alice, model_form, nobody_is_asked
 from tests.test_catalog_spec import ACCEPTED
 
 pytestmark = pytest.mark.django_db
@@ -363,8 +365,10 @@ def test_what_is_only_scaled_is_not_refused_for_something_else() -> None:
 
 
 def test_a_circle_of_fallbacks_is_allowed_and_said() -> None:
-    told = imported(form("a", fallbacks=["b"]), form("b", fallbacks=["a"]))
-    assert ["lead back to it" in warning for warning in told.warnings] == [True, True]
+    raws = [form("a", aliases=["x"], fallbacks=["c", "b"]), form("b", fallbacks=["x"]), form("c")]
+    told = imported(*raws, form("leads-there", fallbacks=["a"]))
+    ways = [warning.partition("(")[2].partition(")")[0] for warning in told.warnings]
+    assert ways == ['"a" -> "b" -> "a"', '"b" -> "a" -> "b"']
 
 
 @pytest.mark.django_db(transaction=True)
@@ -576,7 +580,7 @@ def test_the_difference_comes_first_and_a_trial_changes_nothing(exported: Any) -
             form(
                 "changes",
                 scaling={"max": 1, "idle_timeout": "20m"},
-                profiles=[profile("r"), profile("p", tp=2, env={"B": "2"}), profile("s")],
+                profiles=[profile("r"), profile("p", tp=2, env={"B": "2"}), profile("s", weight=2)],
             ),
         ]
     )
@@ -751,3 +755,25 @@ def test_queries_do_not_grow_with_models() -> None:
     removing = queries_of(*many(199), prune=True)
     assert queries_of(prune=True, is_sure=True) <= removing + room
     assert not Model.objects.exists()
+
+
+@pytest.mark.parametrize("address", LISTS.values(), ids=LISTS)
+def test_what_a_list_asks_of_the_database_does_not_grow_with_models(address: str, settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["127.0.0.1"]
+    ada = alice()
+    counts = []
+    for count in (1, 10, 150):
+        imported(*many(count))
+        counts.append(cost_of_look(address, ada)["queries"])
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_the_bench_runs(capfd: Any) -> None:
+    bench_main(["--json", "--models", "12", "--database", "sqlite"])
+    told = json.loads(capfd.readouterr().out)
+    assert told["models"] == 12
+    numbers = told["databases"]["sqlite"]
+    assert all(seconds > 0 for seconds in numbers["seconds"].values())
+    for looks in numbers["looks"].values():
+        assert list(looks) == ["10", "100", "12"]
+        assert len({look["queries"] for look in looks.values()}) == 1

@@ -115,7 +115,8 @@ def _imported(plan: Import, findings: Mapping[str, Finding]) -> Imported:
     written = (*plan.added, *(edit.now for edit in plan.changed))
     warned = [finding.sentence for finding in findings.values() if finding.level == "warn"]
     warned += [warning for model in written for warning in warnings(model)]
-    warned += [warning for model in written for warning in warnings_of_circle(model.name, plan.falls_back_to)]
+    circling = [model.name for model in written if model.name in plan.circling]
+    warned += [warning for name in circling for warning in warnings_of_circle(name, plan.circling)]
     return Imported(
         added=plan.added,
         changed=tuple(
