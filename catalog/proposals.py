@@ -23,7 +23,7 @@ class Proposal:
 def proposals(model: ModelSpec, facts: Mapping[str, Any]) -> tuple[Proposal, ...]:
     """From the facts of a Finding, as they were found or as a row has kept them."""
     found = []
-    tokens, size_bytes = _number(facts, "context_length"), _number(facts, "bytes")
+    tokens, size_bytes = known_number(facts, "context_length"), known_number(facts, "bytes")
     on = f"model {quote(model.name)}"
     if tokens and not model.context_length and not model.simulated:
         says = f"the model's own context length is {tokens} tokens; set context_length to it, or to less"
@@ -39,7 +39,7 @@ def proposals(model: ModelSpec, facts: Mapping[str, Any]) -> tuple[Proposal, ...
     return tuple(found)
 
 
-def _number(facts: Mapping[str, Any], key: str) -> int:
+def known_number(facts: Mapping[str, Any], key: str) -> int:
     """0 where it is unknown, or was written by another release as something else."""
     value = facts.get(key)
     if not isinstance(value, int) or isinstance(value, bool):

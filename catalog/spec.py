@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from catalog.differences import MODEL_KEYS, PROFILE_KEYS
 from catalog.durations import MINUTE, format_duration
 from catalog.names import Neighbours, declared_twice, faults_among
-from catalog.owned import OWNED_ENV, owner_of
+from catalog.owned import owner_of
 from catalog.reading import CatalogError, Fault, Reader, quote
 from catalog.secrets import HOW_TO_REFER, is_reference, name_in
 
@@ -420,22 +420,3 @@ def _judge_gpus(profile: ProfileSpec, reader: Reader) -> None:
         f"{profile.nodes} nodes x {profile.gpus_per_node} GPUs does not match"
         f" TP {profile.tp} x PP {max(profile.pp, 1)}",
     )
-
-
-def warnings(model: ModelSpec) -> tuple[str, ...]:
-    """What is allowed and seldom meant."""
-    found = []
-    idle_timeout = model.scaling.idle_timeout
-    if 0 < idle_timeout < MINUTE:
-        found.append(
-            f"model {quote(model.name)}: idle_timeout {format_duration(idle_timeout)} is under a minute;"
-            " each unloading throws away the KV cache that routing filled, so give it longer"
-        )
-    for profile in model.profiles:
-        found += [
-            f"model {quote(model.name)} profile {quote(profile.name)}: {name} is set by"
-            " the node, whose value wins; remove it from env"
-            for name in profile.env
-            if name in OWNED_ENV
-        ]
-    return tuple(found)

@@ -14,7 +14,7 @@ from catalog.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration
 from catalog.names import Neighbours, faults_among, faults_of_removal
 from catalog.owned import owner_of
 from catalog.reading import CatalogError
-from catalog.spec import ENGINES, Catalog, ModelSpec, ProfileSpec, warnings
+from catalog.spec import ENGINES, Catalog, ModelSpec, ProfileSpec
 
 VECTORS = [
     json.loads(line)
@@ -208,8 +208,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "a secret under no name": (
         model(profiles=[profile(env={"HF_TOKEN": "secret:hf token"})]),
         (
-            'model "m" profile "gpu": env "HF_TOKEN" begins with secret: and is no reference; write secret:NAME,'
-            " the name of 1 to 64 letters, digits or _"
+            'model "m" profile "gpu": env "HF_TOKEN" begins with secret: and is no reference; write'
+            " secret:NAME, the name of 1 to 64 letters, digits or _"
         ),
     ),
     "a fallback to itself": (
@@ -324,24 +324,6 @@ def test_a_difference_names_only_what_differs() -> None:
         Difference("priority", None, 5),
     )
     assert differences(was.as_dict(), was.as_dict()) == ()
-
-
-def test_what_is_seldom_meant_earns_a_warning() -> None:
-    raw = model(
-        scaling={"max": 1, "idle_timeout": "59s"}, profiles=[profile(env={"CUDA_VISIBLE_DEVICES": "0"})]
-    )
-    assert warnings(ModelSpec.load(raw)) == (
-        (
-            'model "m": idle_timeout 59s is under a minute; each unloading throws away the'
-            " KV cache that routing filled,"
-            " so give it longer"
-        ),
-        (
-            'model "m" profile "gpu": CUDA_VISIBLE_DEVICES is set by the node, whose value'
-            " wins; remove it from env"
-        ),
-    )
-    assert warnings(ModelSpec.load(model(scaling={"max": 1, "idle_timeout": "1m"}))) == ()
 
 
 @pytest.mark.parametrize(

@@ -195,13 +195,17 @@ def test_model_edit_tells_field_by_field_and_what_becomes_stale() -> None:
         "default: gpus_per_node  1                       2",
         f"default: env            A=1, HF_TOKEN={HIDDEN}  HF_TOKEN={HIDDEN}",
         "1 replica becomes stale and runs on as started; manage.py replicas --diff tells what differs.",
+        (
+            'warning: model "tiny" profile "default": the value of "HF_TOKEN" is kept in the catalog as plain'
+            " text; write secret:NAME and give NAME to the agents"
+        ),
     ]
     assert printed == ["Would change tiny:", *told]
     assert not Event.objects.filter(verb="edit").exists()
     assert manage(*words, "--why", "as ordered").splitlines() == ["Changed tiny:", *told]
     assert Event.objects.get(verb="edit").why == "as ordered"
     assert dict(Model.objects.get().spec.profiles[0].env) == {"HF_TOKEN": "sesame"}
-    assert manage("model_edit", "tiny", "--max", "4") == "Nothing of tiny changes.\n"
+    assert manage("model_edit", "tiny", "--max", "4").splitlines() == ["Nothing of tiny changes.", told[-1]]
     assert Event.objects.filter(verb="edit").count() == 1
 
 

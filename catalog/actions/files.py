@@ -22,12 +22,13 @@ from catalog.actions.sources import (
 )
 from catalog.hiding import hide_all
 from catalog.importing import Import, ImportRefused, PlacedFault, plan_import
+from catalog.lint import lint
 from catalog.models import Event, Model
 from catalog.names import warnings_of_circle
 from catalog.reading import CatalogError, Fault, storable
 from catalog.rows import Writing, whole_models, write_models
 from catalog.source import Finding
-from catalog.spec import ModelSpec, warnings
+from catalog.spec import ModelSpec
 
 CHECKS_AT_ONCE = 8
 
@@ -114,7 +115,9 @@ _CHANGED_MEANWHILE = Fault(
 def _imported(plan: Import, findings: Mapping[str, Finding]) -> Imported:
     written = (*plan.added, *(edit.now for edit in plan.changed))
     warned = [finding.sentence for finding in findings.values() if finding.level == "warn"]
-    warned += [warning for model in written for warning in warnings(model)]
+    for model in written:
+        facts = findings[model.name].facts if model.name in findings else {}
+        warned += [each.sentence for each in lint(model, facts)]
     circling = [model.name for model in written if model.name in plan.circling]
     warned += [warning for name in circling for warning in warnings_of_circle(name, plan.circling)]
     return Imported(

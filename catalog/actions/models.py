@@ -23,13 +23,14 @@ from catalog.actions.sources import (
 )
 from catalog.differences import model_differences
 from catalog.hiding import hide_all, unhide_model
+from catalog.lint import lint
 from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
 from catalog.names import Neighbours, faults_among, faults_of_removal, warnings_of_circle
 from catalog.patching import patched
 from catalog.reading import CatalogError, Fault, quote, shown
 from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
 from catalog.source import Finding
-from catalog.spec import Catalog, ModelSpec, warnings
+from catalog.spec import Catalog, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,10 @@ def add_model(
 ) -> Outcome:
     """Raises CatalogError or SourceRefused, having saved nothing."""
     wanted = ModelSpec.load(unhide_model(raw, None))
-    warned = warnings_of(wanted)
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
+    warned = warnings_of(wanted, finding.facts)
     with change(wanted, after_change) as revision:
         _refuse(_faults_beside_others(wanted))
         row = Model.objects.create(
@@ -222,7 +223,7 @@ def _edit(
     else:
         finding, checks = recorded(seen), {}
     found = changes(was, wanted)
-    outcome = Outcome(seen, finding, warnings_of(wanted, seen), hide_all(found, sees_env=True))
+    outcome = Outcome(seen, finding, warnings_of(wanted, finding.facts, seen), hide_all(found, sees_env=True))
     if is_trial:
         return replace(outcome, trial=wanted)
     if not found and not checks:
@@ -328,9 +329,10 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
     return faults_of_removal(own.name, users)
 
 
-def warnings_of(wanted: ModelSpec, own: Model | None = None) -> tuple[str, ...]:
-    """What is allowed and seldom meant, of the model alone and beside the others."""
-    return warnings(wanted) + _warnings_of_circle(wanted, own)
+def warnings_of(wanted: ModelSpec, facts: Mapping[str, Any], own: Model | None = None) -> tuple[str, ...]:
+    """What is allowed and seldom meant, of the model and its source alone and beside the others."""
+    alone = tuple(each.sentence for each in lint(wanted, facts))
+    return alone + _warnings_of_circle(wanted, own)
 
 
 def _warnings_of_circle(wanted: ModelSpec, own: Model | None) -> tuple[str, ...]:
