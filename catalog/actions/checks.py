@@ -59,7 +59,8 @@ def check_model(
             _write(_as_seen(seen), seen, renewed_columns(seen, finding))
             record("check", "model", seen.name, detail=_detail(finding, **_moves(seen, finding)), **told)
             transaction.on_commit(after_change, robust=True)
-    return Outcome(whole_models().get(pk=seen.pk), finding, warnings_of(spec, finding.facts, seen))
+    row = whole_models().get(pk=seen.pk)
+    return Outcome(row, finding, warnings_of(spec, row.source_facts, seen))
 
 
 def recheck_sources(limit: int, older_than_s: float, *, ask_paths: AskPaths) -> int:
