@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from catalog.actions import mint_key
+from catalog.actions import edit_model, mint_key
 from catalog.models import Event, Key, Model
-from nodes.models import Node
-from tests.cast import a_model, a_node, a_replica, alice
+from nodes.models import Node, Orphan, Unplaced
+from tests.cast import PROFILE, a_model, a_node, a_replica, alice, nobody_is_asked
+from tests.pages import as_shown
 
 pytestmark = pytest.mark.django_db
 
@@ -142,6 +144,102 @@ def test_a_request_that_cannot_be_read_is_told_what_to_do(
     answer = admin.post("/admin/catalog/model/add/", fields, headers={"Host": host})
     assert answer.status_code == 400
     assert "Send less; or let whoever runs llmgw add the host" in answer.content.decode()
+
+
+# --- hostile text, on every page ------------------------------------------------------------------
+
+SCRIPT = "<script>alert('x')</script>"
+MARKUP = f"<img src=x onerror=alert(1)></textarea>{SCRIPT}{{{{ 7|add:7 }}}}"
+UNSEEN = "\x1b\u202e\x00\u2028"  # they begin a terminal command, turn a line around, end it
+TEXT = f"{MARKUP}{UNSEEN}"
+
+ADMIN_PAGES = [
+    "/admin/",
+    "/admin/catalog/model/",
+    "/admin/catalog/model/add/",
+    "/admin/catalog/model/{model}/change/",
+    "/admin/catalog/model/{model}/history/",
+    "/admin/catalog/model/{model}/delete/",
+    "/admin/catalog/event/",
+    "/admin/catalog/event/{event}/change/",
+    "/admin/catalog/event/{event}/history/",
+    "/admin/catalog/key/",
+    "/admin/nodes/node/",
+    "/admin/nodes/node/{node}/change/",
+    "/admin/nodes/node/{node}/history/",
+    "/admin/nodes/replica/?shown=all",
+    "/admin/nodes/replica/{replica}/change/",
+    "/admin/nodes/replica/{replica}/history/",
+    "/admin/nodes/orphan/",
+    "/admin/nodes/orphan/{orphan}/change/",
+]
+
+
+def a_hostile_world() -> dict[str, Any]:
+    """Every text that somebody else wrote is hostile; the law keeps from names what cannot be seen."""
+    profile = PROFILE | {"name": MARKUP, "args": [MARKUP], "env": {SCRIPT: MARKUP}, "gpu_class": MARKUP}
+    fields = {"aliases": [f"alias {MARKUP}"], "description": MARKUP, "source": f"sim/{MARKUP}"}
+    model = a_model(MARKUP, **fields, profiles=[profile | {"node_selector": {SCRIPT: MARKUP}}])
+    common = {"by": "alice", "door": "command", "ask_paths": nobody_is_asked, "after_change": int}
+    form = model.spec.as_text_dict() | {"description": f"now {MARKUP}", "scaling": {"min": 1, "max": 3}}
+    edit_model(MARKUP, form, why=TEXT, **common)
+    said = TEXT.replace("\0", "")
+    facts = {"also": [said], "newest_commit": said}
+    Model.objects.update(
+        source_state="refuse", source_sentence=said, source_skipped_by=MARKUP, source_facts=facts
+    )
+    Model.objects.update(source_revision=MARKUP[:64])
+    node = a_node(MARKUP, problem=said, address="http://127.0.0.1:9", cordoned_why=said, is_cordoned=True)
+    replica = a_replica(model, node, "failed", reason=said, wanted_why=said)
+    a_replica(model, node, gpu=1, reason=said)
+    replica.ranks.update(command=[said], reason=said)
+    Unplaced.objects.create(model=model, missing=1, why=said)
+    orphan = Orphan.objects.create(replica=replica.pk, node=node, why=said, launch={"model": said})
+    event = Event.objects.get(verb="edit")
+    Event.objects.filter(pk=event.pk).update(by=MARKUP)
+    return {
+        "model": model.pk, "node": node.pk, "replica": replica.pk, "orphan": orphan.pk, "event": event.pk
+    }  # fmt: skip
+
+
+def assert_harmless(html: str) -> None:
+    assert "<img src=x" not in html
+    assert "<script>alert" not in html
+    assert "</textarea><script" not in html
+    assert "14" not in re.findall(r"script&gt;(\d*)", html)  # what is shown is no template
+    assert not [character for character in html if character in UNSEEN]
+
+
+@pytest.mark.parametrize("path", ADMIN_PAGES)
+def test_hostile_text_is_only_text(admin: Client, path: str) -> None:
+    answer = admin.get(path.format(**a_hostile_world()))
+    assert answer.status_code == 200
+    html = answer.content.decode()
+    assert_harmless(html)
+    if not path.endswith("/add/") and "/key/" not in path:
+        assert "&lt;img src=x" in html
+
+
+@pytest.mark.parametrize("action", ["check_sources", "pin", "turn_off", "remove"])
+def test_hostile_text_is_only_text_where_an_action_is_confirmed(admin: Client, action: str) -> None:
+    world = a_hostile_world()
+    sent = {"action": action, "_selected_action": [world["model"]]}
+    html = admin.post("/admin/catalog/model/", sent).content.decode()
+    assert "&lt;img src=x" in html
+    assert_harmless(html)
+
+
+def test_hostile_text_is_only_text_in_a_difference_and_beside_a_field(admin: Client) -> None:
+    world = a_hostile_world()
+    path = f"/admin/catalog/model/{world['model']}/change/"
+    sent = as_shown(admin.get(path)) | {"revision": "1", "description": MARKUP, "name": f"{MARKUP}2"}
+    html = admin.post(path, sent).content.decode()
+    assert "Changed since you opened this page" in html
+    assert_harmless(html)
+    sent |= {"revision": Model.objects.get().revision, "scaling_min": MARKUP, "profiles-0-engine": MARKUP}
+    answer = admin.post(path, sent)
+    assert answer.context["adminform"].form.errors
+    assert_harmless(answer.content.decode())
 
 
 def test_a_search_finds_what_looks_like_markup(admin: Client) -> None:
