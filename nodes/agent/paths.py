@@ -10,7 +10,7 @@ from nodes.agent.weights import WEIGHT_FILES
 from nodes.protocol import PathReport
 
 ENTRIES_LIMIT = 10_000  # of one folder that are looked at
-FILES_LIMIT = 100  # names in a report
+FILES_LIMIT = 1_000  # names in a report: a large model has some hundreds of shards
 PATH_LIMIT = 4096
 
 
