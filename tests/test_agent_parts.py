@@ -163,7 +163,7 @@ def test_what_keeps_an_agent_from_starting_is_one_line_and_no_traceback(tmp_path
 
 
 def test_an_agent_runs_without_django(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['django'] = None; import nodes.agent.__main__, nodes.agent.sim"
+    code = "import sys; sys.modules['django'] = None; import nodes.agent.__main__, nodes.agent.sim.__main__"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from nodes.engines.causes import classify, telling_line
 from nodes.protocol import FAILURE_KINDS
 
-RECORDED = Path(__file__).parent / "data" / "engines"
+TESTS = Path(__file__).parent
+RECORDED = TESTS.parent / "nodes" / "agent" / "sim" / "recorded"  # the sim engine says them again
 
 RECORDINGS = {
-    "exit_badarg": (
+    "badarg": (
         "bad_argument",
         "configuration",
         (
@@ -22,12 +23,12 @@ RECORDINGS = {
             "this version."
         ),
     ),
-    "exit_badval": (
+    "badval": (
         "bad_argument",
         "configuration",
         ("llama-server cannot read the value of --ctx-size (stoi); correct the profile's args."),
     ),
-    "exit_portinuse": (
+    "portinuse": (
         "bind_failed",
         "transient",
         (
@@ -35,7 +36,7 @@ RECORDINGS = {
             "node; another port is tried."
         ),
     ),
-    "exit_badhost": (
+    "badhost": (
         "bind_failed",
         "transient",
         (
@@ -43,7 +44,7 @@ RECORDINGS = {
             " node; another port is tried."
         ),
     ),
-    "exit_missing": (
+    "missing": (
         "model_path_missing",
         "node",
         (
@@ -51,7 +52,7 @@ RECORDINGS = {
             " source on this node."
         ),
     ),
-    "exit_garbage": (
+    "garbage": (
         "corrupt_weights",
         "configuration",
         (
@@ -59,7 +60,7 @@ RECORDINGS = {
             " the model's source."
         ),
     ),
-    "exit_empty": (
+    "empty": (
         "corrupt_weights",
         "configuration",
         (
@@ -67,7 +68,7 @@ RECORDINGS = {
             " model's source."
         ),
     ),
-    "exit_nomodel_dir": (
+    "nomodel_dir": (
         "corrupt_weights",
         "configuration",
         (
@@ -75,7 +76,7 @@ RECORDINGS = {
             " model's source."
         ),
     ),
-    "exit_truncated": (
+    "truncated": (
         "corrupt_weights",
         "configuration",
         (
@@ -86,39 +87,43 @@ RECORDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("llamacpp/*.stderr")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("llamacpp/*.log")))
 def test_a_recorded_failure_of_llama_server_has_its_sentence(name: str) -> None:
-    found = classify("llamacpp", (RECORDED / f"llamacpp/{name}.stderr").read_text(errors="replace"), 1)
+    found = classify("llamacpp", (RECORDED / f"llamacpp/{name}.log").read_text(errors="replace"), 1)
     assert (found.cause, found.kind, found.sentence) == RECORDINGS[name]
 
 
 VLLM_RECORDINGS = {
-    "exit_portinuse": ("port_in_use", "transient", "The engine's port is in use on this node"),
-    "exit_badarg": ("bad_argument", "configuration", "(unrecognized arguments: --no-such-flag); correct"),
-    "exit_toolparser_bad": ("bad_argument", "configuration", "no tool-call parser nope; correct"),
-    "exit_bad_template": (
+    "portinuse": ("port_in_use", "transient", "The engine's port is in use on this node"),
+    "badarg": ("bad_argument", "configuration", "(unrecognized arguments: --no-such-flag); correct"),
+    "toolparser_bad": ("bad_argument", "configuration", "no tool-call parser nope; correct"),
+    "bad_template": (
         "bad_chat_template",
         "configuration",
         "no chat template where --chat-template says",
     ),
-    "exit_missing_path": ("model_path_missing", "node", "finds nothing at /nope/model; check"),
-    "exit_hub_offline": ("not_cached_offline", "configuration", "wants more than is in the model's source"),
-    "exit_unknown_arch": ("unknown_arch", "configuration", "does not know the model type foo; put a newer"),
-    "exit_corrupt_weights": (
+    "missing_path": ("model_path_missing", "node", "finds nothing at /nope/model; check"),
+    "hub_offline": ("not_cached_offline", "configuration", "wants more than is in the model's source"),
+    "unknown_arch": ("unknown_arch", "configuration", "does not know the model type foo; put a newer"),
+    "corrupt_weights": (
         "corrupt_weights",
         "configuration",
         "(Error while deserializing header: incomplete metadata, file not fully covered); fetch it again",
     ),
-    "exit_kv_too_small": ("kv_too_small", "configuration", "leave no memory for the KV cache"),
-    "exit_maxlen_too_big": ("ctx_too_long", "configuration", "A context of 4096 tokens is more than the 512"),
+    "kv_too_small": ("kv_too_small", "configuration", "leave no memory for the KV cache"),
+    "maxlen_too_big": ("ctx_too_long", "configuration", "A context of 4096 tokens is more than the 512"),
     "engine_died": ("engine_died", "transient", "vllm's engine core died while it served"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("vllm/*.log")))
-def test_a_recorded_failure_of_vllm_has_its_sentence(name: str) -> None:
-    found = classify("vllm", (RECORDED / f"vllm/{name}.log").read_text(errors="replace"), 1)
-    cause, kind, words = VLLM_RECORDINGS[name]
+@pytest.mark.parametrize(
+    "log",
+    [*sorted(RECORDED.glob("vllm/*.log")), TESTS / "data" / "engines" / "vllm" / "engine_died.log"],
+    ids=lambda log: log.stem,
+)
+def test_a_recorded_failure_of_vllm_has_its_sentence(log: Path) -> None:
+    found = classify("vllm", log.read_text(errors="replace"), 1)
+    cause, kind, words = VLLM_RECORDINGS[log.stem]
     assert (found.cause, found.kind) == (cause, kind)
     assert words in found.sentence
 
@@ -316,6 +321,12 @@ def test_an_unknown_end_is_told_by_code_signal_and_words(
     exit_code: int | None, signal: int | None, words: str
 ) -> None:
     assert classify("sim", "I say hello\n", exit_code, signal).sentence.startswith(words)
+
+
+def test_the_sim_engine_is_read_as_the_one_whose_words_it_says() -> None:
+    words = "sim: speaks as llamacpp did\nerror: invalid argument: --x"
+    assert classify("sim", words, 1) == classify("llamacpp", words, 1)
+    assert classify("vllm", words, 1).cause == "unknown", "no other engine speaks for another"
 
 
 def test_a_line_of_another_engine_is_not_taken_for_this_ones() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from catalog.durations import SECOND
 from catalog.owned import OWNED_ENV
+from nodes.agent.sim.options import read_options as read_sim_options
 from nodes.engines import ENGINES, RenderError, Seat, render
 from nodes.protocol import Launch
 
@@ -167,20 +168,31 @@ def test_sglang_is_told(launch: Launch, changes: dict[str, Any], args: str) -> N
     assert " ".join(command.argv) == told.replace("<key>", KEY)
 
 
-SIM_COMMANDS = {
-    "the catalog's context": (launch("--ttft", "1ms", engine="sim", context_length=512),
-                              "--context-length 512 --ttft 1ms"),
-    "an operator's own context": (launch("--context-length", "9", engine="sim", context_length=512),
-                                  "--context-length 512 --context-length 9"),
-    "nothing more than it needs": (launch(engine="sim"), ""),
+SIM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
+    "the catalog's context": (
+        launch("--ttft", "1ms", engine="sim", context_length=512), {}, "--context-length 512 --ttft 1ms",
+    ),
+    "an operator's own context": (
+        launch("--context-length", "9", engine="sim", context_length=512), {},
+        "--context-length 512 --context-length 9",
+    ),
+    "tools": (
+        launch(engine="sim", tools=True), {}, "--enable-auto-tool-choice --tool-call-parser sim",
+    ),
+    "the second of two nodes": (
+        launch(engine="sim", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501"), "rank": 1},
+        "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29501",
+    ),
+    "nothing more than it needs": (launch(engine="sim"), {}, ""),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("launch", "args"), SIM_COMMANDS.values(), ids=SIM_COMMANDS)
-def test_the_sim_engine_is_told(launch: Launch, args: str) -> None:
-    command = render(launch, seat(executable=["python", "-m", "nodes.agent.sim"]))
+@pytest.mark.parametrize(("launch", "changes", "args"), SIM_COMMANDS.values(), ids=SIM_COMMANDS)
+def test_the_sim_engine_is_told(launch: Launch, changes: dict[str, Any], args: str) -> None:
+    command = render(launch, seat(executable=["python", "-m", "nodes.agent.sim"], **changes))
     words = f"python -m nodes.agent.sim {args} --model org/m --host 127.0.0.1 --port 18000".split()
     assert list(command.argv) == words
+    read_sim_options(command.argv[3:], key=KEY)  # it understands what it is told
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,14 @@ _PREFIX = re.compile(
     r"(?:\d+\.\d\d\.\d{3}\.\d{3} [A-Z] )?"
 )
 
+# The sim engine can fail in another's words, and says whose they are.
+_SPEAKS_AS = re.compile(r"^sim: speaks as (?P<engine>\w+) did$", re.MULTILINE)
+
 
 def classify(engine: str, log_tail: str, exit_code: int | None, signal: int | None = None) -> Cause:
     """exit_code, signal: None where they are not known, as of a process that another agent started."""
+    if engine == "sim" and (other := _SPEAKS_AS.search(log_tail)):
+        engine = other["engine"]
     for row in SYMPTOMS:
         found = row.pattern.search(log_tail) if not row.engines or engine in row.engines else None
         if found is not None:

@@ -1,15 +1,23 @@
-"""The sim engine's command line. Its server is `nodes/agent/sim.py`; it speaks as vllm does."""
+"""The sim engine's command line. Its server is `nodes/agent/sim`; it speaks as vllm does."""
 
 from __future__ import annotations
 
-from nodes.engines.adapter import Adapter, Command, Seat, profile_args
+from nodes.engines.adapter import Adapter, Command, Seat, number_of, profile_args
 from nodes.protocol import Launch
 
 
 def _command(launch: Launch, seat: Seat) -> Command:
-    args = profile_args(launch)
-    if launch.context_length > 0:  # ahead of the profile's: of an option given twice the last one counts
-        args = ["--context-length", str(launch.context_length), *args]
+    # Ahead of the profile's: of an option given twice the last one counts.
+    args: list[str] = []
+    if launch.context_length > 0:
+        args += ["--context-length", str(launch.context_length)]
+    if launch.capabilities.get("tools"):
+        args += ["--enable-auto-tool-choice", "--tool-call-parser", "sim"]
+    args += profile_args(launch)
+    if (nodes := number_of(launch, "nodes")) > 1:
+        host, port = seat.meeting
+        args += ["--nnodes", str(nodes), "--node-rank", str(seat.rank)]
+        args += ["--master-addr", host, "--master-port", port]
     args += ["--model", launch.model, *seat.address]
     return Command((*seat.executable, *args), {"VLLM_API_KEY": seat.key})
 

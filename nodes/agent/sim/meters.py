@@ -1,4 +1,4 @@
-"""The sim engine's batch, its pace and its counters."""
+"""The sim engine's batch, its pace and its counters, told under vllm's names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+
+from nodes.agent.sim.options import Options
 
 # vllm's own bounds.
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -32,11 +34,15 @@ class Pace:
         return min(self.tokens, max(told + 1, int(late_s / self.tpot_s) + 1))
 
 
-class Slots:
-    """A batch of limited size with a queue, first come first served."""
+class QueueFull(Exception):
+    """No slot is free, and as many wait for one as may."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+
+class Slots:
+    """A batch of limited size with a queue, first come first served. queue_size: None is without limit."""
+
+    def __init__(self, size: int, queue_size: int | None = None) -> None:
+        self.size, self.queue_size = size, queue_size
         self.running = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
@@ -46,6 +52,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
+        """Raises QueueFull."""
         await self._take()
         try:
             yield
@@ -56,6 +63,8 @@ class Slots:
         if self.running < self.size:
             self.running += 1
             return
+        if self.queue_size is not None and self.waiting >= self.queue_size:
+            raise QueueFull
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:
@@ -104,30 +113,51 @@ class Histogram:
 @dataclass(slots=True)
 class Counts:
     prompt_tokens: int = 0
+    queried_tokens: int = 0
+    cached_tokens: int = 0
     generation_tokens: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    turned_away: int = 0
+    blocks_in_use: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
     tpot: Histogram = field(default_factory=lambda: Histogram(TPOT_BUCKETS_S))
 
-    def exposition(self, model: str, slots: Slots) -> str:
-        """Everything in Prometheus' text form, under vllm's names."""
-        escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        label = f'engine="0",model_name="{escaped}"'
-        metrics = (
-            ("gauge", "vllm:num_requests_running", slots.running),
-            ("gauge", "vllm:num_requests_waiting", slots.waiting),
-            ("gauge", "vllm:kv_cache_usage_perc", slots.running / slots.size),
-            ("counter", "vllm:prompt_tokens_total", self.prompt_tokens),
-            ("counter", "vllm:generation_tokens_total", self.generation_tokens),
+    def finish(self, reason: str) -> None:
+        """vllm counts a tool's call as a stop."""
+        self.finished["stop" if reason == "tool_calls" else reason] += 1
+
+    def exposition(self, options: Options, slots: Slots) -> str:
+        """Everything in Prometheus' text form."""
+        label = f'engine="0",model_name="{_escaped(options.model)}"'
+        config = (
+            f'block_size="{options.block_size}",enable_prefix_caching="{options.is_caching}",'
+            f'num_gpu_blocks="{options.kv_blocks}"'
+        )
+        metrics: tuple[tuple[str, str, str, float], ...] = (
+            ("gauge", "num_requests_running", "", slots.running),
+            ("gauge", "num_requests_waiting", "", slots.waiting),
+            ("gauge", "kv_cache_usage_perc", "", min(1.0, self.blocks_in_use / options.kv_blocks)),
+            ("gauge", "cache_config_info", config, 1),
+            ("counter", "prefix_cache_queries_total", "", self.queried_tokens),
+            ("counter", "prefix_cache_hits_total", "", self.cached_tokens),
+            ("counter", "prompt_tokens_total", "", self.prompt_tokens),
+            ("counter", "prompt_tokens_cached_total", "", self.cached_tokens),
+            ("counter", "generation_tokens_total", "", self.generation_tokens),
+            ("counter", "admission_rejections_total", 'reason="max_num_queued_reqs"', self.turned_away),
+            *(
+                ("counter", "request_success_total", f'finished_reason="{reason}"', count)
+                for reason, count in self.finished.items()
+            ),
         )
         lines: list[str] = []
-        for kind, name, value in metrics:
-            lines += [f"# TYPE {name} {kind}", f"{name}{{{label}}} {float(value)}"]
-        lines.append("# TYPE vllm:request_success_total counter")
-        lines += [
-            f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {float(count)}'
-            for reason, count in self.finished.items()
-        ]
+        for kind, name, more, value in metrics:
+            if (head := f"# TYPE vllm:{name} {kind}") not in lines:
+                lines.append(head)
+            lines.append(f"vllm:{name}{{{label}{',' if more else ''}{more}}} {float(value)}")
         lines += self.ttft.lines("vllm:time_to_first_token_seconds", label)
         lines += self.tpot.lines("vllm:inter_token_latency_seconds", label)
         return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
