@@ -18,6 +18,7 @@ from nodes.snapshot import LOST, RUN, Model, Replica, Snapshot
 
 FEW_READY, MOST_READY = 3, 1 / 3  # what one pass may stop without asking: so many, or so large a part
 MANY_NODES, MOST_NODES = 3, 0.55  # silent at once: as likely this side's network as theirs
+_BY_SILENCE = (Freshness.FRESH, Freshness.NEVER, Freshness.SUSPECT, Freshness.LOST)
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class Draft:
         self.now = snapshot.now
         self.room = Room(snapshot.nodes)
         self.replicas = sorted(snapshot.replicas, key=lambda replica: (replica.created_at, replica.id))
-        self.alarm = self._silence()
+        self.alarm = self._alarm()
         self.lost_ids = {replica.id for replica in self.replicas if self._is_lost(replica)}
         self.claims: dict[tuple[int, str], str] = {}
         self.tenants: dict[str, Tenant] = {}  # that are leaving, or were ended by this plan
@@ -91,7 +92,9 @@ class Draft:
                 crew.count_in(rank.node)
             if replica.id not in wanted:
                 crew.leaving += 1
-            elif replica.replaces in wanted and not replica.is_ready and replica.replaces != replica.id:
+            elif (
+                not replica.is_ready and replica.replaces in wanted and replica.replaces not in crew.stand_ins
+            ):
                 crew.stand_ins[replica.replaces] = replica
             else:
                 crew.units.append(replica)
@@ -184,7 +187,7 @@ class Draft:
             "person says yes with manage.py reconcile_allow, or the catalog is put right",
         )
 
-    def _silence(self) -> str:
+    def _alarm(self) -> str:
         """Of many nodes, most went silent: whom nobody can reach is not lost."""
         heard = [node for node in self.snapshot.nodes if node.freshness is not Freshness.NEVER]
         silent = sum(node.freshness is not Freshness.FRESH for node in heard)
@@ -199,7 +202,11 @@ class Draft:
 
     def node_is_lost(self, node_id: int) -> bool:
         spot = self.room.spots.get(node_id)
-        return spot is None or (spot.node.freshness is Freshness.LOST and not self.alarm)
+        return spot is None or spot.node.freshness is Freshness.LOST
+
+    def silence(self, replica: Replica) -> int:
+        """How far the part of it is out of contact that has been silent for the longest: more is farther."""
+        return max((self._silence_of(rank.node) for rank in replica.ranks), default=0)
 
     def name(self, node_id: int) -> str:
         spot = self.room.spots.get(node_id)
@@ -208,8 +215,14 @@ class Draft:
     def names(self, nodes: Collection[int]) -> str:
         return ", ".join(self.name(node) for node in nodes)
 
+    def _silence_of(self, node_id: int) -> int:
+        spot = self.room.spots.get(node_id)
+        return _BY_SILENCE.index(spot.node.freshness) if spot else len(_BY_SILENCE)
+
     def _is_lost(self, replica: Replica) -> bool:
-        return any(self.node_is_lost(rank.node) for rank in replica.ranks)
+        """In an alarm no more are lost; those that were replaced before stay so."""
+        may_be = not self.alarm or replica.state == LOST
+        return may_be and any(self.node_is_lost(rank.node) for rank in replica.ranks)
 
 
 def is_running(report: RankReport) -> bool:

@@ -23,7 +23,7 @@ def trim(draft: Draft, crew: Crew) -> None:
     spec, high = crew.model.spec, crew.model.spec.scaling.max
     if len(crew.units) > high:
         why = "the model is off (max 0)" if high == 0 else f"{len(crew.units)} run and the maximum is {high}"
-        for replica in sorted(crew.units, key=lambda each: first_to_stay(crew.model, each))[high:]:
+        for replica in sorted(crew.units, key=lambda each: first_to_stay(draft, crew, each))[high:]:
             draft.end(crew, replica, why, is_sudden=True)
     if not crew.units:
         return
@@ -32,7 +32,7 @@ def trim(draft: Draft, crew: Crew) -> None:
         for replica in tuple(crew.units):
             draft.end(crew, replica, f"nobody has asked for it for {timeout}")
     elif has_lasted(draft, crew, SLACK, SLACK_FOR) and _could_do_with_fewer(crew):
-        replica = max(crew.units, key=lambda each: first_to_stay(crew.model, each))
+        replica = max(crew.units, key=lambda each: first_to_stay(draft, crew, each))
         told = format_duration(int(SLACK_FOR.total_seconds()) * 10**9)
         draft.end(crew, replica, f"{len(crew.units)} run, and one or more had nothing to do for {told}")
 
@@ -144,11 +144,17 @@ def idle_timeout_ns(draft: Draft, crew: Crew) -> int:
     return crew.model.spec.scaling.idle_timeout or draft.snapshot.idle_timeout_ns
 
 
-def first_to_stay(model: Model, replica: Replica) -> tuple[bool, bool, float, str]:
-    """Sorts those to keep first: ready, as the catalog has them now, oldest."""
-    profile = model.spec.profile(str(replica.launch.profile.get("name", "")))
+def first_to_stay(draft: Draft, crew: Crew, replica: Replica) -> tuple[bool, int, bool, float, str]:
+    """Sorts those to keep first: ready, in contact, as the catalog has them now, oldest."""
+    profile = crew.model.spec.profile(str(replica.launch.profile.get("name", "")))
     is_current = profile is not None and replica.fingerprint == profile.fingerprint()
-    return (not replica.is_ready, not is_current, replica.created_at.timestamp(), replica.id)
+    return (
+        not replica.is_ready,
+        draft.silence(replica),
+        not is_current,
+        replica.created_at.timestamp(),
+        replica.id,
+    )
 
 
 def _could_do_with_fewer(crew: Crew) -> bool:

@@ -181,3 +181,50 @@ def told(decision: Plan) -> list[str]:
         *([f"held: {decision.held.why}"] if decision.held else []),
         *([f"alarm: {decision.alarm}"] if decision.alarm else []),
     ]
+
+
+def acted(snapshot: Snapshot, decision: Plan) -> Snapshot:
+    """The world once the plan is on record: nothing has been told to anybody yet."""
+    replicas = {replica.id: replica for replica in snapshot.replicas}
+    for adopt in decision.adopt:
+        report = adopt.report
+        replicas[report.replica] = Replica(
+            id=report.replica,
+            model=adopt.model,
+            launch=adopt.launch,
+            ranks=(Rank(adopt.node, gpus=tuple(report.gpus), state=report.state),),
+            created_at=snapshot.now,
+            state_since=snapshot.now,
+            state=report.state,
+            fingerprint=adopt.launch.fingerprint,
+        )
+    ended = (("drain", decision.drain), ("stop", decision.stop), ("drain", decision.evict))
+    for wanted, ends in ended:
+        for end in ends:
+            replicas[end.replica] = replace(replicas[end.replica], wanted=wanted)
+    for end in decision.lost:
+        replicas[end.replica] = replace(replicas[end.replica], state="lost")
+    for start in decision.start:
+        name = f"new{len(replicas)}"
+        replicas[name] = Replica(
+            id=name,
+            model=start.model,
+            launch=start.launch,
+            ranks=tuple(Rank(place.node, number, place.gpus) for number, place in enumerate(start.places)),
+            created_at=snapshot.now,
+            state_since=snapshot.now,
+            fingerprint=start.launch.fingerprint,
+            replaces=start.replaces,
+        )
+    over = {each.model: each for each in decision.rolls}
+    models = [
+        replace(
+            model, roll=replace(model.roll, halted=over[model.id].why) if over[model.id].is_halted else None
+        )
+        if model.id in over
+        else model
+        for model in snapshot.models
+    ]
+    adopted = {adopt.report.replica for adopt in decision.adopt}
+    strangers = tuple(each for each in snapshot.strangers if each.report.replica not in adopted)
+    return replace(snapshot, models=tuple(models), replicas=tuple(replicas.values()), strangers=strangers)
