@@ -70,16 +70,20 @@ def _hide_entry(name: object, value: Any, is_env: bool, sees_env: bool) -> Any:
 def unhide_model(raw: Any, stored: ModelSpec | None) -> Any:
     """What somebody sent, with hidden values replaced by what is stored under the same profile and name.
 
-    What is no model at all stays as it is, for the law to refuse. Raises CatalogError where nothing is stored
-    that a hidden value could stand for.
+    What is no model at all stays as it is, for the law to refuse. Raises CatalogError, naming each of them,
+    where nothing is stored that a hidden value could stand for.
     """
     profiles = raw.get("profiles") if isinstance(raw, Mapping) else None
     if not isinstance(profiles, list):
         return raw
-    return {**raw, "profiles": [_unhide_profile(profile, raw, stored) for profile in profiles]}
+    faults: list[Fault] = []
+    whole = {**raw, "profiles": [_unhide_profile(profile, raw, stored, faults) for profile in profiles]}
+    if faults:
+        raise CatalogError(faults)
+    return whole
 
 
-def _unhide_profile(profile: Any, raw: Any, stored: ModelSpec | None) -> Any:
+def _unhide_profile(profile: Any, raw: Any, stored: ModelSpec | None, faults: list[Fault]) -> Any:
     env = profile.get("env") if isinstance(profile, Mapping) else None
     if not isinstance(env, Mapping) or HIDDEN not in env.values():
         return profile
@@ -94,5 +98,5 @@ def _unhide_profile(profile: Any, raw: Any, stored: ModelSpec | None) -> Any:
             model, where = str(raw.get("name", "")), str(profile.get("name", ""))
             says = f"env {quote(str(name))} is {HIDDEN}, which stands for nothing stored; type its value"
             sentence = f"model {quote(model)} profile {quote(where)}: {says}"
-            raise CatalogError([Fault(model, where, "env", "hidden", sentence)])
+            faults.append(Fault(model, where, "env", "hidden", sentence))
     return {**profile, "env": shown}
