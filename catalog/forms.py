@@ -64,9 +64,9 @@ def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedFie
 
 def _note(form: forms.BaseForm, notes: Mapping[str, Sequence[str]]) -> None:
     """Puts what is to be said of stored values beside the fields that hold them."""
-    for name in notes.keys() & form.fields.keys():
+    for name, sentences in notes.items():
         field = form.fields[name]
-        for each in notes[name]:
+        for each in sentences:
             field.help_text = format_html("{} {}", field.help_text, said(each, "note"))
 
 

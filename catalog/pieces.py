@@ -72,7 +72,7 @@ def _entries(value: Any) -> str:
     if value is None or value == {} or value == []:
         return "not set"
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}={_entries(inner)}" for name, inner in value.items())
+        return "\n".join(f"{name}={_entries(inner)}" for name, inner in sorted(value.items()))
     if isinstance(value, (list, tuple)):
         return "\n".join(_entries(inner) for inner in value)
     return value if isinstance(value, str) else json.dumps(value)

@@ -42,7 +42,7 @@ def test_a_form_of_before_somebody_saved_is_refused_with_what_they_changed(admin
     said = text_of(answer.content.decode())
     assert "Changed since you opened this page" in said
     assert re.search(r"\b\d s ago [\d: -]+ shell:bob command edit model tiny it was slow", said), said
-    assert "scaling min=1 max=2 max=1" in said
+    assert "scaling max=2 min=1 max=1" in said
     assert "profile default: priority not set 3" in said
     assert "profile default: env not set A=1" in said
     assert "profile wide there removed" in said

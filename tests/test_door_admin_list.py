@@ -252,7 +252,9 @@ def test_checking_many_asks_a_silent_hub_once(admin: Client, settings: Any) -> N
 def test_checking_many_counts_those_that_were_answered(admin: Client) -> None:
     models = [a_model(f"m-{number}") for number in range(3)]
     assert "What runs is left alone." in admin.post(MODELS, chosen("check_sources", *models)).content.decode()
-    answer = admin.post(MODELS, chosen("check_sources", *models, confirmed="yes", why="a new mirror"), follow=True)
+    answer = admin.post(
+        MODELS, chosen("check_sources", *models, confirmed="yes", why="a new mirror"), follow=True
+    )
     assert "3 of 3 models checked." in answer.content.decode()
     assert {event.why for event in Event.objects.filter(verb="check")} == {"a new mirror"}
 

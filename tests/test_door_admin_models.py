@@ -285,6 +285,37 @@ def test_the_page_of_a_model_lists_its_replicas_and_the_finding(admin: Client) -
     assert model.source_sentence in text_of(html).replace("&quot;", '"')
 
 
+# --- what it will run -----------------------------------------------------------------------------
+
+
+def test_the_page_says_what_each_profile_will_run_and_what_is_worth_a_look(admin: Client, hub: Hub) -> None:
+    model = a_real_model(
+        admin, hub, tools="on", **{"profiles-0-env": "OMP_NUM_THREADS=8\nHF_TOKEN=abracadabra"}
+    )
+    html = page(admin, change(model))
+    said = text_of(html)
+    profile = Profile.objects.get(model=model)
+    assert f"needs 1 node with vllm, 1 x h100 fingerprint {profile.fingerprint} command" in said
+    assert "--served-model-name" in said
+    assert "OMP_NUM_THREADS=8" in said
+    assert "--tool-call-parser" in said
+    assert "abracadabra" not in html
+
+
+def test_what_cannot_run_says_why_in_the_place_of_a_command(admin: Client, hub: Hub) -> None:
+    model = a_real_model(admin, hub)
+    Profile.objects.filter(model=model).update(engine="warp")
+    assert re.search(r"cannot run [^<]*warp", text_of(page(admin, change(model))))
+
+
+def test_who_may_only_look_sees_what_will_run_and_no_value_of_the_environment(client: Client) -> None:
+    model = a_model(profiles=[PROFILE | {"env": {"OMP_NUM_THREADS": "8"}}])
+    client.force_login(viola())
+    said = text_of(page(client, change(model)))
+    assert "needs 1 node with sim, 1 x sim" in said
+    assert f"OMP_NUM_THREADS={HIDDEN}" in said
+
+
 # --- who may see and do what ----------------------------------------------------------------------
 
 

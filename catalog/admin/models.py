@@ -28,12 +28,12 @@ from django.views.decorators.http import require_POST
 from catalog import actions
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
 from catalog.admin.profiles import ProfileInline
+from catalog.admin.runs import notes_of, will_run
 from catalog.forms import ModelForm
 from catalog.hiding import hide_model
 from catalog.models import Model
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
-from catalog.proposals import proposals
 from catalog.reading import CatalogError, Fault
 from catalog.source import Answer
 from catalog.spec import ModelSpec
@@ -71,9 +71,10 @@ class ModelAdmin(VerbAdmin):
         ),
         ("Limits and promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
         ("Capabilities", {"fields": (("tools", "vision", "embeddings"),)}),
+        ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
-    readonly_fields = ("now", "running", "source_check")
+    readonly_fields = ("now", "running", "source_check", "will_run")
 
     # --- the list
 
@@ -118,13 +119,21 @@ class ModelAdmin(VerbAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Model | None = None) -> Any:
         if obj is None:
-            return [
-                (title, {**options, "fields": [name for name in options["fields"] if name != "source_check"]})
-                for title, options in self.fieldsets[1:]
+            shown = [
+                (
+                    title,
+                    {
+                        **options,
+                        "fields": [row for row in options["fields"] if row not in self.readonly_fields],
+                    },
+                )
+                for title, options in self.fieldsets
             ]
+            return [(title, options) for title, options in shown if options["fields"]]
         if not self.has_change_permission(request, obj):
             now = {"fields": (*self.fieldsets[0][1]["fields"], "source_check")}
-            return (("Now", now), ("As written", {"fields": ("written",)}))
+            run = ("What it will run", {"fields": ("will_run",)})
+            return (("Now", now), ("As written", {"fields": ("written",)}), run)
         return self.fieldsets
 
     def get_inlines(self, request: HttpRequest, obj: Model | None) -> Any:
@@ -176,6 +185,10 @@ class ModelAdmin(VerbAdmin):
     def written(self, model: Model) -> SafeString:
         return as_json(hide_model(spec_of(model).as_text_dict(), sees_env=model.sees_env))
 
+    @admin.display(description="profiles")
+    def will_run(self, model: Model) -> SafeString:
+        return will_run(model, sees_env=model.sees_env)
+
     # --- saving: through the verb, which refuses or does all of it
 
     def get_form(
@@ -183,13 +196,13 @@ class ModelAdmin(VerbAdmin):
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
         form.seen = getattr(request, "seen", ())
-        form.notes = _notes(obj).get("", {}) if obj else {}
+        form.notes = notes_of(obj).get("", {}) if obj else {}
         return form
 
     def get_formset_kwargs(
         self, request: HttpRequest, obj: Model, inline: Any, prefix: str
     ) -> dict[str, Any]:
-        shared = {"sees_env": getattr(obj, "sees_env", False), "notes": _notes(obj) if obj.pk else {}}
+        shared = {"sees_env": getattr(obj, "sees_env", False), "notes": notes_of(obj) if obj.pk else {}}
         kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
         return {**kwargs, "faults": getattr(request, "faults", ()), "form_kwargs": shared}
 
@@ -368,11 +381,3 @@ def _faults_today(model: Model) -> Sequence[Fault]:
     except CatalogError as no:
         return no.faults
     return ()
-
-
-def _notes(model: Model) -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """What the last source check proposes, by profile (empty: the model itself) and field."""
-    notes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for proposal in proposals(spec_of(model), model.source_facts):
-        notes[proposal.profile][proposal.field].append(proposal.sentence)
-    return notes
