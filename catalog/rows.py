@@ -49,12 +49,15 @@ def write_names(row: Model, wanted: ModelSpec) -> None:
     held = {each.name: each for each in row.names.all()}
     row.names.exclude(name__in=names).delete()
     row.names.exclude(name=wanted.name).update(is_canonical=False)  # before another becomes canonical
+    new, moved = [], []
     for position, name in enumerate(names):
-        is_canonical = name == wanted.name
+        told = Name(name=name, model=row, is_canonical=name == wanted.name, position=position)
         if name not in held:
-            Name.objects.create(name=name, model=row, is_canonical=is_canonical, position=position)
-        elif (held[name].position, held[name].is_canonical) != (position, is_canonical):
-            row.names.filter(name=name).update(position=position, is_canonical=is_canonical)
+            new.append(told)
+        elif (held[name].position, held[name].is_canonical) != (position, told.is_canonical):
+            moved.append(told)
+    row.names.bulk_update(moved, ["position", "is_canonical"])
+    Name.objects.bulk_create(new)
 
 
 def write_fallbacks(row: Model, wanted: ModelSpec) -> None:

@@ -268,7 +268,7 @@ def _refuse_overtaken(seen: Model, expected: int | None) -> NoReturn:
     """Within the change's transaction: the row is no longer as this verb has seen it."""
     if not Model.objects.filter(pk=seen.pk).exists():
         sentence = f"model {quote(seen.name)} was removed by somebody else just now"
-        raise CatalogError([Fault(seen.name, "", "name", "unknown", sentence)])
+        raise CatalogError([Fault(seen.name, "", "", "conflict", sentence)])
     if expected is not None:
         raise ChangedSince(seen.name, _events_since(seen, expected))
     sentence = (
