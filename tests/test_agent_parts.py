@@ -26,7 +26,7 @@ from nodes.agent.__main__ import (
     parse_port_range,
     read_identity,
 )
-from nodes.agent.inventory import InventoryError, find_engines, gpu_class, parse_sim_gpus
+from nodes.agent.inventory import InventoryError, find_engines
 from nodes.agent.logs import KEPT_BYTES, LIMIT_BYTES, bound_log, read_tail
 from nodes.agent.ports import PortError, check_port_range, find_port
 from nodes.agent.probes import Load, Probe, total_of
@@ -108,8 +108,6 @@ REFUSED_OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "ports of the system": (lambda: parse_port_range("80-90"), "write two ports"),
     "a label without a value": (lambda: parse_pairs("--label", ["zone"]), "--label zone: write NAME=VALUE"),
     "a grace that is no duration": (lambda: parse_grace_s("soon"), "--stop-grace soon must be a duration"),
-    "cards without a class": (lambda: parse_sim_gpus("2"), "such as 2:sim"),
-    "cards without a number": (lambda: parse_sim_gpus("many:sim"), "such as 2:sim"),
     "an engine nobody knows": (lambda: find_engines({"tgi": "/x"}), "there is no such engine"),
     "an engine that the agent brings along": (
         lambda: find_engines({"sim": "/x"}),
@@ -165,41 +163,6 @@ def test_what_keeps_an_agent_from_starting_is_one_line_and_no_traceback(tmp_path
 def test_an_agent_runs_without_django(tmp_path: Path) -> None:
     code = "import sys; sys.modules['django'] = None; import nodes.agent.__main__, nodes.agent.sim.__main__"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
-
-
-# --- what there is --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "memory_mib", "expected"),
-    [
-        ("NVIDIA H100 80GB HBM3", 81559, "h100-80g"),
-        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40g"),
-        ("NVIDIA H200", 143771, "h200-141g"),
-        ("NVIDIA L40S", 46068, "l40s-48g"),
-        ("NVIDIA L4", 23034, "l4-24g"),
-        ("Tesla T4", 15360, "t4-16g"),
-        ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090-24g"),
-        ("NVIDIA GeForce RTX 3080 Ti", 12288, "rtx-3080-ti-12g"),
-        ("NVIDIA RTX 6000 Ada Generation", 49140, "rtx-6000-ada-48g"),
-        ("NVIDIA GB10", None, "gb10"),
-        ("", None, "gpu"),
-    ],
-    ids=str,
-)
-def test_a_card_has_a_class_that_people_would_give_it(
-    name: str, memory_mib: int | None, expected: str
-) -> None:
-    assert gpu_class(name, memory_mib) == expected
-
-
-def test_cards_are_made_up_by_class() -> None:
-    cards = parse_sim_gpus("2:sim, 1:h100-80g")
-    assert [(card.id, card.index, card.gpu_class) for card in cards] == [
-        ("sim-0", 0, "sim"),
-        ("sim-1", 1, "sim"),
-        ("sim-2", 2, "h100-80g"),
-    ]
 
 
 # --- ports ----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The agent's beginning and end.
 
     python -m nodes.agent --identity FILE --state FOLDER [--listen 127.0.0.1:8378] [--store FOLDER]
-        [--engine llamacpp=PROGRAM] [--allow-arg=OPTION] [--sim-gpus 2:sim] [--label NAME=VALUE]
-        [--secrets FOLDER] [--fabric NAME] [--port-range 18000-18999] [--stop-grace 30s]
+        [--engine llamacpp=PROGRAM] [--allow-arg=OPTION] [--sim-gpus 2:sim] [--gpu-class NAME=CLASS]
+        [--label NAME=VALUE] [--secrets FOLDER] [--fabric NAME] [--port-range 18000-18999] [--stop-grace 30s]
         [--engines-stop-with-agent] [--plain-http]
 
 The identity is a JSON file, mode 0600: {"cluster": UUID, "node": UUID, "name": ..., "token": ...}. TERM ends
@@ -30,8 +30,9 @@ from aiohttp import web
 
 from catalog.durations import SECOND, parse_duration
 from nodes.agent.app import Agent, Identity
+from nodes.agent.gpus import Devices, check_gpu_classes, parse_sim_gpus
 from nodes.agent.host import Host
-from nodes.agent.inventory import Devices, InventoryError, find_engines, parse_sim_gpus
+from nodes.agent.inventory import InventoryError, find_engines
 from nodes.agent.ports import PortError, check_port_range
 from nodes.agent.ranks import Ranks, is_uuid
 from nodes.agent.secrets import SecretError, Secrets, open_folder
@@ -124,7 +125,8 @@ async def serve(options: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stopping.set)
     identity = read_identity(options.identity)
     address, port = parse_listen(options.listen, is_plain_allowed=options.plain_http)
-    devices = Devices(parse_sim_gpus(options.sim_gpus))
+    classes = check_gpu_classes(parse_pairs("--gpu-class", options.gpu_class))
+    devices = Devices(parse_sim_gpus(options.sim_gpus), node=identity.node, classes=classes)
     engines = find_engines(parse_pairs("--engine", options.engine))
     ports = parse_port_range(options.port_range)
     labels = parse_pairs("--label", options.label)
@@ -213,6 +215,13 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
         help="files, mode 0600, that secret:NAME in a profile's env stands for",
     )
     add("--sim-gpus", default="", metavar="N:CLASS", help="make up cards, such as 2:sim or 8:h100-80g")
+    add(
+        "--gpu-class",
+        action="append",
+        default=[],
+        metavar="NAME=CLASS",
+        help='class of a product, such as "NVIDIA H100 80GB HBM3=h100"; else made of its name and memory',
+    )
     add("--label", action="append", default=[], metavar="NAME=VALUE", help="what node selectors look for")
     add("--fabric", default="", metavar="NAME", help="the fast interconnect this node is on")
     add("--port-range", default=DEFAULT_PORT_RANGE, metavar="A-B", help="for engines; default %(default)s")

@@ -20,7 +20,8 @@ from aiohttp import web
 
 from catalog.durations import HOUR, SECOND, parse_duration
 from nodes.agent.clock import boot_id
-from nodes.agent.inventory import Devices, FoundEngine, disk_free_bytes, host_memory_mib
+from nodes.agent.gpus import Devices
+from nodes.agent.inventory import FoundEngine, disk_free_bytes, host_memory_mib
 from nodes.agent.paths import look_at
 from nodes.agent.ranks import Ranks, Refusal, is_uuid
 from nodes.protocol import (
@@ -45,7 +46,7 @@ TAIL_BYTES_LIMIT = 1024 * 1024
 LONGEST_DRAIN_NS = HOUR
 
 # What changes all the time without meaning much makes no new report of it: each number counts in steps.
-_STEPS = {"memory_free_mib": 1024, "disk_free_bytes": 4 << 30, "used_mib": 512}
+_STEPS = {"memory_free_mib": 1024, "disk_free_bytes": 4 << 30, "used_mib": 512, "foreign_mib": 64}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -169,11 +170,12 @@ class Agent:
 
     async def _report(self) -> StateReport:
         host = self.ranks.host
+        groups = {rank.pid for rank in self.ranks.reports() if rank.pid is not None}
 
         def look() -> tuple[Any, ...]:
             """In a thread: a driver or a network's disk may take its time, and engines are watched here."""
             return (
-                self.devices.read(),
+                self.devices.read(groups),
                 host_memory_mib(),
                 disk_free_bytes(host.store),
                 host.state.held_weights(),
