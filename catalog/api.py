@@ -7,6 +7,7 @@ or a constructor.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, ClassVar, cast
 
 from django.db.models import Q, QuerySet
@@ -20,14 +21,16 @@ from rest_framework.response import Response
 
 from catalog import actions
 from catalog.hiding import SEE_ENV
+from catalog.lint import lint
 from catalog.listing import Filter, Listing
 from catalog.models import Event, Key, Model, Name, Profile
-from catalog.reading import Reader, quote
+from catalog.reading import NAME_LIMIT, Reader, quote
 from catalog.resources import Addresses, Resource, body_of, expected_revision, settle
-from catalog.schema import describe_check, describe_events, describe_keys, describe_models
+from catalog.schema import describe_check, describe_events, describe_keys, describe_models, describe_profile
 from catalog.showing import event_as_dict, events_for, key_as_dict, keys_for
 from catalog.spec import ENGINES
 from nodes.agents import ask_paths
+from nodes.preview import preview
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
 
@@ -54,9 +57,10 @@ class ModelViewSet(Resource):
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
     posted = ("check",)
+    beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "catalog.view_model",
-        "retrieve": "catalog.view_model",
+        "retrieve": "catalog.view_model",  # and what lies beneath it
         "create": "catalog.add_model",
         "update": "catalog.change_model",
         "partial_update": "catalog.change_model",
@@ -93,7 +97,30 @@ class ModelViewSet(Resource):
         return found
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        return self._answer(self.get_object())
+        """A model by the whole address if there is one; otherwise a profile beneath another."""
+        found = self.get_queryset().filter(name=self.kwargs["name"]).first()
+        return self._answer(found) if found else self.profile(request)
+
+    @describe_profile
+    def profile(self, request: Request) -> Response:
+        model, name = self._split_address()
+        profile = model.spec.profile(name)
+        if profile is None:
+            there = ", ".join(quote(each.name) for each in model.spec.profiles)
+            says = f"model {quote(model.name)} has no profile {quote(name)}; it has {there}"
+            raise exceptions.NotFound(says)
+        told = preview(model.spec, profile, model.source_revision)
+        found = [each for each in lint(model.spec, model.source_facts) if each.profile in ("", name)]
+        shown = told.as_dict(sees_env=request.user.has_perm(SEE_ENV))
+        return Response(shown | {"warnings": [asdict(each) for each in found]})
+
+    def _split_address(self) -> tuple[Model, str]:
+        """Names may hold slashes: the model with the longest name that the address could begin with."""
+        parts = self.kwargs["name"].split("/profiles/")
+        split = {"/profiles/".join(parts[:at]): "/profiles/".join(parts[at:]) for at in range(1, len(parts))}
+        near = {name: rest for name, rest in split.items() if len(name) <= NAME_LIMIT}
+        found = max(self.get_queryset().filter(name__in=near), key=lambda row: len(row.name), default=None)
+        return (found, near[found.name]) if found else (self.get_object(), "")
 
     def create(self, request: Request) -> Response:
         raw, words = self._asked()
@@ -272,7 +299,9 @@ class EventViewSet(Resource):
         newest_first=True,
         filters={
             "kind": Filter(
-                "What it was done to.", lambda kind: Q(kind=kind), ("model", "key", "node", "replica")
+                "What it was done to.",
+                lambda kind: Q(kind=kind),
+                ("model", "key", "node", "replica", "user", "group"),
             ),
             "subject": Filter("The name of what it was done to.", lambda name: Q(subject=name)),
             "verb": Filter("What was done.", lambda verb: Q(verb=verb)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core import signing
-from django.db.models import Q, QuerySet
+from django.db.models import DateTimeField, ExpressionWrapper, F, Func, Q, QuerySet, Value
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -100,6 +100,16 @@ class Narrowing(BaseFilterBackend):
         return [*told, _parameter("search", "Those that hold this text, in any case of its letters.")]
 
 
+class Moment(Func):
+    """A moment that can be compared: SQLite compares texts, and has some in milliseconds, others finer."""
+
+    template = "%(expressions)s"
+
+    def as_sqlite(self, compiler: Any, connection: Any, **told: Any) -> Any:
+        template = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', %(expressions)s)"
+        return self.as_sql(compiler, connection, template=template, **told)
+
+
 class Pages(BasePagination):
     """`results`, and the address of the `next` page.
 
@@ -114,12 +124,17 @@ class Pages(BasePagination):
         _choose("order", order, listing.possible_orders)
         column = listing.orders[order.removeprefix("-")]
         limit = self._limit(request)
+        of = queryset.model._meta.get_field(column)
+        comparable: Any = Moment if isinstance(of, DateTimeField) else ExpressionWrapper
         sign, beyond = ("-", "lt") if order.startswith("-") else ("", "gt")
+        queryset = queryset.annotate(place=comparable(F(column), output_field=of))
         if cursor := request.query_params.get("cursor"):
             value, key = self._read(cursor, order)
-            later = Q(**{f"{column}__{beyond}": value})
-            queryset = queryset.filter(later | Q(**{column: value, f"pk__{beyond}": key}))
-        rows = list(queryset.order_by(f"{sign}{column}", f"{sign}pk")[: limit + 1])
+            last = comparable(Value(of.to_python(value), output_field=of), output_field=of)
+            queryset = queryset.filter(
+                Q(**{f"place__{beyond}": last}) | Q(**{"place": last, f"pk__{beyond}": key})
+            )
+        rows = list(queryset.order_by(f"{sign}place", f"{sign}pk")[: limit + 1])
         self._next = self._write(order, rows[limit - 1], column) if len(rows) > limit else None
         return rows[:limit]
 

@@ -224,6 +224,42 @@ class CheckSerializer(shapes.Serializer):
     why = _text(TEXT_LIMIT, "Kept in the history.")
 
 
+class NeedsSerializer(shapes.Serializer):
+    """What a node must have for a replica, or for one rank of it."""
+
+    engine = shapes.CharField()
+    nodes = shapes.IntegerField()
+    gpus_per_node = shapes.IntegerField()
+    gpu_class = shapes.CharField(allow_blank=True)
+    memory_gb = shapes.IntegerField()
+    disk_gb = shapes.IntegerField()
+    labels = shapes.DictField(child=shapes.CharField(allow_blank=True))
+    fabric = shapes.BooleanField(help_text="All nodes in one fabric.")
+    words = shapes.CharField()
+
+
+class LintSerializer(shapes.Serializer):
+    profile = shapes.CharField(allow_blank=True, help_text="Empty: it is about the model.")
+    field = shapes.CharField()
+    code = shapes.CharField()
+    sentence = shapes.CharField()
+
+
+class PreviewSerializer(shapes.Serializer):
+    """What a profile needs and will run. What is not chosen yet stands as <port>, <key> and so on."""
+
+    model = shapes.CharField()
+    profile = shapes.CharField()
+    fingerprint = shapes.CharField()
+    needs = NeedsSerializer()
+    command = shapes.ListField(child=shapes.CharField(allow_blank=True))
+    command_line = shapes.CharField(allow_blank=True, help_text="Quoted for a shell.")
+    env = shapes.DictField(child=shapes.CharField(allow_blank=True))
+    refusal = shapes.CharField(allow_blank=True, help_text="Why there is no command.")
+    remarks = shapes.ListField(child=shapes.CharField())
+    warnings = shapes.ListField(child=LintSerializer(), help_text="What is seldom meant.")
+
+
 # --- keys and events ------------------------------------------------------------------------------
 
 
@@ -339,16 +375,22 @@ class KeyScheme(OpenApiAuthenticationExtension):
 
 
 def addresses(endpoints: Iterable[tuple[str, str, str, Any]]) -> list[tuple[str, str, str, Any]]:
-    """Each address without its last slash, and what a POST to a row is by its last word."""
+    """Each address without its last slash. What a POST to a row does, and what lies beneath a row, are told
+    under an address of their own; to Django they are the row's, since names hold slashes."""
     found = []
     for address, regex, method, view in endpoints:
         path = address.rstrip("/")
-        posted = getattr(view.cls, "posted", ())
+        posted, beneath = getattr(view.cls, "posted", ()), getattr(view.cls, "beneath", {})
         if posted and method == "POST" and path.endswith("}"):
             views = {word: view.cls.as_view({"post": word}, **view.initkwargs) for word in posted}
             found += [(f"{path}/{word}", regex, method, each) for word, each in views.items()]
-        else:
-            found.append((path, regex, method, view))
+            continue
+        found.append((path, regex, method, view))
+        if method == "GET" and path.endswith("}"):
+            found += [
+                (f"{path}/{below}", regex, method, view.cls.as_view({"get": word}, **view.initkwargs))
+                for word, below in beneath.items()
+            ]
     return found
 
 
@@ -411,6 +453,13 @@ describe_check = extend_schema(
     parameters=[_NAME, _ETAG],
     request=CheckSerializer,
     responses={200: ModelSerializer},
+)
+
+_PROFILE = OpenApiParameter(
+    "profile", str, OpenApiParameter.PATH, description="The name of one of its profiles."
+)
+describe_profile = extend_schema(
+    summary="What a profile will run", parameters=[_NAME, _PROFILE], responses=PreviewSerializer
 )
 
 describe_keys = extend_schema_view(

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 
 from catalog.api import no_such_address
 from catalog.api import router as catalog_router
-from llmgw.docs import show_schema
+from llmgw.docs import show_docs, show_schema
 from nodes.api import router as nodes_router
 
 
@@ -32,7 +32,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def what_rest_serves(request: Request) -> Response:
     """For whoever opens the address of REST itself."""
     names = [prefix for router in (catalog_router, nodes_router) for prefix, *_ in router.registry]
-    return Response({name: request.build_absolute_uri(f"/api/{name}") for name in names})
+    return Response({name: request.build_absolute_uri(f"/api/{name}") for name in [*names, "schema", "docs"]})
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
@@ -57,7 +57,8 @@ urlpatterns = [
     path("healthz", healthz),
     path("admin/", admin.site.urls),
     re_path("^api/?$", what_rest_serves),
-    re_path("^api/schema/?$", show_schema),
+    re_path("^api/schema/?$", show_schema, name="schema"),
+    re_path("^api/docs/?$", admin.site.admin_view(show_docs)),
     path("api/", include(catalog_router.urls)),
     path("api/", include(nodes_router.urls)),
     path("api/<path:rest>", no_such_address),

@@ -15,11 +15,12 @@ class Api:
     """Answers with the status and what the body holds; `ask` with the whole answer."""
 
     def __init__(self, user: User, scope: str = "manage", **key: Any) -> None:
+        self.client = Client()
         self.key, self.text = mint_key("script", user=user, scope=scope, by="alice", door="command", **key)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         content = body if isinstance(body, (bytes, str)) else json.dumps(body) if body is not None else ""
-        return Client().generic(
+        return self.client.generic(
             method,
             f"/api/{path}",
             content,

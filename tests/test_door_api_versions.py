@@ -200,3 +200,33 @@ def test_a_name_is_an_address_whatever_is_in_it(api: Api, name: str) -> None:
     assert api("DELETE", path)[0] == 204
     assert [model.name for model in Model.objects.all()] == ["a"]
     assert Profile.objects.count() == 1
+
+
+def test_a_profile_tells_what_it_will_run(api: Api) -> None:
+    a_model("a/b", profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra", "A": "open-to-some"}}])
+    status, told = api("GET", "models/a/b/profiles/default")
+    assert (status, told["model"], told["profile"]) == (200, "a/b", "default")
+    assert told["needs"]["words"] == "1 node with sim, 1 x sim"
+    assert "<port>" in told["command_line"]
+    assert (told["env"]["A"], told["env"]["HF_TOKEN"]) == ("open-to-some", HIDDEN)
+    assert [each["field"] for each in told["warnings"]] == ["env"]
+    assert Api(viola())("GET", "models/a/b/profiles/default")[1]["env"]["A"] == HIDDEN
+
+
+@pytest.mark.parametrize("name", ["p", "p/profiles/q", "profiles/p"])
+def test_a_profile_is_found_whatever_is_in_the_names(api: Api, name: str) -> None:
+    for model in ("a", "a/profiles", "a/profiles/p"):
+        a_model(model, profiles=[PROFILE | {"name": name}])
+    for model in ("a/profiles/p", "a"):
+        assert api("GET", f"models/{model}/profiles/{name}/")[1]["model"] == model
+        Model.objects.filter(name__startswith="a/").delete()
+
+
+def test_a_profile_that_is_not_there(api: Api) -> None:
+    a_model()
+    says = 'model "tiny" has no profile "other"; it has "default"'
+    assert sentence(api("GET", "models/tiny/profiles/other")) == (404, says)
+    unknown = 'model "nobody/profiles/default" is not in the catalog; check the spelling'
+    assert sentence(api("GET", "models/nobody/profiles/default")) == (404, unknown)
+    assert sentence(api("GET", "models/" + "a/profiles/" * 700 + "b"))[0] == 404
+    assert sentence(api("PUT", "models/tiny/profiles/default", model_form()))[0] == 404

@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.contrib.auth.models import Permission, User
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from catalog.actions.events import record
@@ -81,13 +81,17 @@ def revoke_key(key_id: str, *, by: str, door: str, why: str = "") -> bool:
     return ended == 1
 
 
+def permissions_of(user: User) -> QuerySet[Permission]:
+    """What was given to this user and to their groups, whether or not they are active."""
+    return Permission.objects.filter(Q(user=user) | Q(group__user=user)).distinct()
+
+
 def may_all_of(user: User, other: User) -> bool:
     """Whether this user may do whatever the other may, or might if they were active."""
     if user.is_superuser:
         return True
-    has = Permission.objects.filter(Q(user=other) | Q(group__user=other))
-    names = has.values_list("content_type__app_label", "codename")
-    return not other.is_superuser and all(user.has_perm(f"{app}.{name}") for app, name in names)
+    beyond = permissions_of(other).exclude(pk__in=permissions_of(user).values("pk"))
+    return not other.is_superuser and not beyond.exists()
 
 
 def _faults_of_form(name: str, scope: str, expires_in_ns: int | None) -> list[Fault]:

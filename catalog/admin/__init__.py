@@ -1,9 +1,10 @@
-"""The catalog in the admin: models with their profiles, API keys, and the history of what was done."""
+"""The catalog in the admin: models with their profiles, API keys, people, and the history of it all."""
 
 from __future__ import annotations
 
 from catalog.admin.events import EventAdmin
 from catalog.admin.keys import KeyAdmin
 from catalog.admin.models import ModelAdmin
+from catalog.admin.people import PeopleAdmin, RoleAdmin
 
-__all__ = ["EventAdmin", "KeyAdmin", "ModelAdmin"]
+__all__ = ["EventAdmin", "KeyAdmin", "ModelAdmin", "PeopleAdmin", "RoleAdmin"]
