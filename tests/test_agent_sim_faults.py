@@ -16,7 +16,7 @@ import pytest
 from nodes.agent.sim.options import read_options
 from nodes.agent.sim.recordings import recordings
 from nodes.engines.causes import classify
-from tests.agent_process import ROOT, Stream, ask
+from tests.agent_process import ROOT, AgentProcess, Stream, ask, assignment
 from tests.sim_process import KEY, Sim, running_sim, starting_sim
 from tests.waiting import wait_until
 
@@ -233,6 +233,24 @@ def test_its_memory_grows_up_to_its_limit() -> None:
         sim.complete(max_tokens=30)
         assert resident_mib(sim) - base < 75
         assert sim.is_up
+
+
+# --- as an agent sees it --------------------------------------------------------------------------------
+
+
+def test_an_agent_tells_the_cause_and_ends_what_survives(tmp_path: Path) -> None:
+    with AgentProcess(tmp_path) as agent:
+        load = assignment("--fail-load-as", "vllm/kv_too_small", gpus=["sim-0"])
+        agent.put(load)
+        crash = agent.run(
+            *QUICK, "--workers", "2", "--crash-after", "5", "--crash-how", "kill", gpus=["sim-1"]
+        )
+        failed = agent.wait_for(load["replica"], "failed")
+        assert (failed["cause"], failed["kind"]) == ("kv_too_small", "configuration")
+        assert len(agent.engines()) == 3
+        Stream(crash["port"], max_tokens=400).finish()
+        assert agent.wait_for(crash["replica"], "failed")["cause"] == "killed"
+        assert agent.engines() == []
 
 
 def tokens_of(stream: Stream) -> list[str]:
