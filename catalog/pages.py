@@ -171,6 +171,7 @@ class VerbAdmin(ModelAdmin):
             return TemplateResponse(request, "admin/confirm_action.html", context)
         by, why = request.user.get_username(), request.POST.get("why", "").strip()
         count = 0
+        chosen = max(len(rows), len(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))  # some may be gone
         for row in rows:
             try:
                 count += act(row, by=by, why=why, door="admin") is not False
@@ -178,8 +179,8 @@ class VerbAdmin(ModelAdmin):
                 self.message_user(request, sentence(str(no)), ERROR)
         if count:
             after()
-        names = str(self.opts.verbose_name if len(rows) == 1 else self.opts.verbose_name_plural)
-        self.message_user(request, f"{count} of {len(rows)} {names} {done}.", SUCCESS if count else WARNING)
+        names = str(self.opts.verbose_name if chosen == 1 else self.opts.verbose_name_plural)
+        self.message_user(request, f"{count} of {chosen} {names} {done}.", SUCCESS if count else WARNING)
         return redirect(back)
 
 

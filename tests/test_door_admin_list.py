@@ -239,6 +239,14 @@ def test_what_todays_law_refuses_can_be_turned_off(admin: Client) -> None:
     assert "1 of 1 model turned off." in answer.content.decode()
 
 
+def test_what_went_while_somebody_was_asked_is_counted_among_the_chosen(admin: Client) -> None:
+    kept, gone = a_model("kept"), a_model("gone")
+    sent = chosen("turn_off", kept, gone, confirmed="yes")
+    gone.delete()
+    answer = admin.post(MODELS, sent, follow=True)
+    assert "1 of 2 models turned off." in answer.content.decode()
+
+
 def test_checking_many_asks_a_silent_hub_once(admin: Client, settings: Any) -> None:
     settings.LLMGW_HUB_ENDPOINT = "http://127.0.0.1:9"
     models = [a_model(f"m-{number}") for number in range(3)]

@@ -266,9 +266,10 @@ def test_a_model_that_todays_law_refuses_says_so_and_can_be_scaled(admin: Client
     model = a_model()
     assert "would be refused today" not in page(admin, change(model))
     Profile.objects.filter(model=model).update(args=["--port", "80"])
-    said = text_of(page(admin, change(model))).replace("&quot;", '"')
-    assert "would be refused today" in said
-    assert 'model "tiny" profile "default": argument "--port" is set by llmgw' in said
+    for path in (change(model), event_of(model)):
+        said = text_of(page(admin, path)).replace("&quot;", '"')
+        assert 'model "tiny" profile "default": argument "--port" is set by llmgw' in said, path
+    assert "would be refused today" in page(admin, change(model))
     assert admin.post(change(model), form_of(admin, change(model)) | {"scaling_max": "7"}).status_code == 302
     assert Model.objects.get(pk=model.pk).scaling_max == 7
     assert admin.post(change(model), form_of(admin, change(model)) | {"description": "x"}).status_code == 200

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from catalog.admin.stored import faults_today
 from catalog.hiding import hide_all
 from catalog.history import changes, summary
-from catalog.models import Event
+from catalog.models import Event, Model
 from catalog.pages import VerbAdmin
-from catalog.pieces import as_json, sentence
+from catalog.pieces import as_json, said, sentence
 
 
 @admin.register(Event)
@@ -19,7 +22,7 @@ class EventAdmin(VerbAdmin):
     list_filter = ("kind", "verb", "door")
     search_fields = ("subject", "by", "why")
     fieldsets = (
-        (None, {"fields": ("at", "who", "door", "verb", "kind", "what", "because", "differences")}),
+        (None, {"fields": ("at", "who", "door", "verb", "kind", "what", "because", "differences", "today")}),
         ("As it was recorded", {"fields": ("recorded",), "classes": ("collapse",)}),
     )
     show_full_result_count = False
@@ -60,6 +63,23 @@ class EventAdmin(VerbAdmin):
     def differences(self, event: Event) -> SafeString | str:
         return changes(event, sees_env=event.sees_env)
 
+    @admin.display(description="the model now")
+    def today(self, event: Event) -> SafeString | str:
+        """The way to it, whatever it is called by now, and what the law has against it."""
+        model = _model_of(event)
+        if model is None:
+            return "-"
+        address = reverse("admin:catalog_model_change", args=[model.pk])
+        link = format_html('<a href="{}">{}</a>', address, sentence(model.name))
+        against = [(said(fault.sentence, "problem"),) for fault in faults_today(model)]
+        return format_html("{}{}", link, format_html_join("", "{}", against))
+
     @admin.display(description="detail")
     def recorded(self, event: Event) -> SafeString | str:
         return as_json(hide_all(event.detail, sees_env=event.sees_env)) if event.detail else "-"
+
+
+def _model_of(event: Event) -> Model | None:
+    if event.kind != "model" or not event.subject_key.isdecimal():
+        return None
+    return Model.objects.filter(pk=event.subject_key).first()

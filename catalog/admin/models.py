@@ -28,15 +28,14 @@ from django.views.decorators.http import require_POST
 from catalog import actions
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
 from catalog.admin.profiles import ProfileInline
-from catalog.admin.runs import notes_of, will_run
+from catalog.admin.stored import faults_today, notes_of, will_run
 from catalog.forms import ModelForm
 from catalog.hiding import hide_model
 from catalog.models import Model
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
-from catalog.reading import CatalogError, Fault
+from catalog.reading import CatalogError
 from catalog.source import Answer
-from catalog.spec import ModelSpec
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Demand, Replica
@@ -144,7 +143,7 @@ class ModelAdmin(VerbAdmin):
     ) -> HttpResponse:
         model = context["original"]
         if model:
-            context["unlawful"] = [sentence(fault.sentence) for fault in _faults_today(model)]
+            context["unlawful"] = [sentence(fault.sentence) for fault in faults_today(model)]
             context["has_moved_on"] = bool(_commits([model]))
         return super().render_change_form(request, context, *args, **kwargs)
 
@@ -372,12 +371,3 @@ def _replicas_that_stop(models: Sequence[Model]) -> Mapping[int, Sequence[str]]:
 
 def _ago(model: Model, moment: datetime | None, never: str = "never") -> str:
     return f"{span_words((model.read_at - moment).total_seconds())} ago" if moment else never
-
-
-def _faults_today(model: Model) -> Sequence[Fault]:
-    """What the law has against a model as it is stored: it may have become stricter since."""
-    try:
-        ModelSpec.load(spec_of(model).as_dict())
-    except CatalogError as no:
-        return no.faults
-    return ()
