@@ -538,19 +538,19 @@ def test_secrets_are_exported_only_on_demand_and_stand_for_themselves(exported: 
     hidden = manage("catalog_export")
     assert SECRET["HF_TOKEN"] not in hidden
     assert "HF_TOKEN: (hidden)" in hidden
-    assert "1 secrets are written as (hidden)" in hidden
-    text = hidden.partition("1 secrets")[0]
+    assert "Secrets (1) are written as (hidden)" in hidden
+    text = hidden.partition("Secrets (")[0]
     assert manage("catalog_import", exported(text)).startswith("Nothing to change")
     manage("catalog_import", exported(text.replace('PLAIN: "1"', 'PLAIN: "2"')))
     assert dict(read_catalog().models[0].profiles[0].env) == SECRET | {"PLAIN": "2"}
     shown = manage("catalog_export", "--with-secrets")
     assert f"HF_TOKEN: {SECRET['HF_TOKEN']}" in shown
-    assert "warning: 1 secrets are in this file as plain text" in shown
+    assert "warning: secrets (1) are in this file as plain text" in shown
 
 
 def test_a_hidden_secret_that_stands_for_nothing_is_refused_with_its_line(exported: Any) -> None:
     a_model("m", profiles=[profile("p", env=SECRET)])
-    text = manage("catalog_export").partition("1 secrets")[0].replace("name: m\n", "name: n\n")
+    text = manage("catalog_export").partition("Secrets (")[0].replace("name: m\n", "name: n\n")
     says = 'env "HF_TOKEN" is (hidden), which stands for nothing stored; type its value'
     (line,) = [number for number, each in enumerate(text.splitlines(), 1) if "env:" in each]
     assert refusal("catalog_import", exported(text)) == [f'line {line}: model "n" profile "p": {says}']

@@ -31,11 +31,11 @@ class Command(BaseCommand):
         self.stdout.write(write_catalog_file(models if with_secrets else hidden, format), ending="")
         secrets = _secrets(hidden)
         if secrets and with_secrets:
-            says = "secrets are in this file as plain text; keep it as you keep them"
-            self.stderr.write(f"warning: {secrets} {says}")
+            says = f"secrets ({secrets}) are in this file as plain text; keep it as you keep them"
+            self.stderr.write(f"warning: {says}")
         elif secrets:
             says = f"{HIDDEN}, which catalog_import takes for what it finds in the catalog"
-            self.stderr.write(f"{secrets} secrets are written as {says}; --with-secrets writes them out.")
+            self.stderr.write(f"Secrets ({secrets}) are written as {says}; --with-secrets writes them out.")
 
 
 def _secrets(models: list[dict[str, Any]]) -> int:
