@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, given, settings
 
 from catalog.actions import (
     ChangedSince,
@@ -31,6 +32,7 @@ from catalog.reading import CatalogError
 from catalog.source import PathFacts
 from catalog.spec import ModelSpec
 from tests.hub_server import COMMIT, Hub, running_hub
+from tests.test_catalog_patching import MODELS
 
 pytestmark = pytest.mark.django_db
 
@@ -394,6 +396,31 @@ def test_what_a_constraint_refuses_is_told_in_the_words_of_the_law() -> None:
         Name.objects.filter(name="m").update(name="m-chat")
     with pytest.raises(IntegrityError), change(ModelSpec.load(model("n")), int):
         Profile.objects.create(model=row, name="", fingerprint="")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MODELS, MODELS)
+def test_an_edit_and_its_way_back_leave_the_rows_as_they_were(first: ModelSpec, second: ModelSpec) -> None:
+    with transaction.atomic():
+        others = {name for spec in (first, second) for name in spec.fallbacks}
+        add(model("another", aliases=sorted(others)))
+        unchecked: dict[str, Any] = {"skip_source_check": True, "why": "a law"}
+        row = add(first.as_text_dict(), **unchecked).model
+        before = contents(row)
+        edit(first.name, second.as_text_dict(), **unchecked)
+        assert contents(row)[0] == second
+        assert edit(second.name, first.as_text_dict(), **unchecked).model.pk == row.pk
+        assert contents(row) == before
+        transaction.set_rollback(True)
+
+
+def contents(row: Model) -> tuple[Any, ...]:
+    """All that is kept of a model, whichever its rows."""
+    row = Model.objects.get(pk=row.pk)
+    names = list(row.names.values_list("name", "position", "is_canonical"))
+    fallbacks = list(row.fallbacks.values_list("name", "position"))
+    profiles = list(row.profiles.values_list("name", "position", "fingerprint"))
+    return row.spec, names, fallbacks, profiles
 
 
 def test_an_edit_that_changes_nothing_leaves_no_trace() -> None:

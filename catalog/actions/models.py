@@ -27,7 +27,7 @@ from catalog.lint import lint
 from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
 from catalog.names import Neighbours, faults_among, faults_of_removal, warnings_of_circle
 from catalog.patching import patched
-from catalog.reading import CatalogError, Fault, quote, shown
+from catalog.reading import CatalogError, Fault, quote, shown, storable
 from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
 from catalog.source import Finding
 from catalog.spec import Catalog, ModelSpec
@@ -169,7 +169,7 @@ def model_as_dict(row: Model) -> dict[str, Any]:
 def find_model(name: str) -> Model:
     """By its canonical name. Raises CatalogError."""
     says = "is not in the catalog; check the spelling"
-    if name.isprintable():  # what is not could be nobody's name, and no database takes all of it
+    if name == storable(name):  # what is not could be nobody's name, and no database would look for it
         row: Model | None = whole_models().filter(name=name).first()
         if row is not None:
             return row

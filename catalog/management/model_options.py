@@ -11,6 +11,8 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from django.core.management.base import DjangoHelpFormatter
+
 from catalog.patching import merged, patched_profile
 from catalog.reading import NAME_LIMIT, quote
 from catalog.spec import ENGINES, ROUTING_PROFILES, ModelSpec
@@ -24,21 +26,21 @@ entry away. The profile's name may be left out where there is one profile alone.
 Scaling: min 0 with max above it is on demand; min 0, max 0 is off.
 """
 
-# Option -> the field of the model's JSON, and what the help says.
-_FIELDS: Mapping[str, tuple[str, str]] = {
-    "source": ("source", "org/name[@revision][:file-or-glob], or an absolute path on the nodes"),
-    "description": ("description", "for people"),
-    "min": ("scaling.min", "replicas kept running"),
-    "max": ("scaling.max", "replicas at most"),
+# Option -> the field of the model's JSON, what stands for its value, and what the help says.
+_FIELDS: Mapping[str, tuple[str, str, str]] = {
+    "source": ("source", "SOURCE", "org/name[@revision][:file-or-glob], or an absolute path on the nodes"),
+    "description": ("description", "TEXT", "for people"),
+    "min": ("scaling.min", "N", "replicas kept running"),
+    "max": ("scaling.max", "N", "replicas at most"),
     "idle-timeout": (
-        "scaling.idle_timeout",
+        *("scaling.idle_timeout", "TIME"),
         "with min 0: unloaded after this long without a request, as 15m",
     ),
-    "routing-profile": ("routing_profile", ", ".join(ROUTING_PROFILES[1:])),
-    "context-length": ("context_length", "tokens"),
-    "max-output": ("max_output", "tokens"),
-    "ttft-p99": ("slo.TTFTp99", "promised time to the first token, as 800ms"),
-    "tpot-p99": ("slo.TPOTp99", "promised time per further token, as 40ms"),
+    "routing-profile": ("routing_profile", "HOW", ", ".join(ROUTING_PROFILES[1:])),
+    "context-length": ("context_length", "N", "tokens"),
+    "max-output": ("max_output", "N", "tokens"),
+    "ttft-p99": ("slo.TTFTp99", "TIME", "promised time to the first token, as 800ms"),
+    "tpot-p99": ("slo.TPOTp99", "TIME", "promised time per further token, as 40ms"),
 }
 # Option -> the list of names in the model's JSON, and what one of them is.
 _LISTS: Mapping[str, tuple[str, str]] = {
@@ -46,11 +48,15 @@ _LISTS: Mapping[str, tuple[str, str]] = {
     "fallback": ("fallbacks", "a model to ask when this one cannot answer; the first one first"),
 }
 # Settings of the profile that have an option of their own.
-_SETTINGS: Mapping[str, tuple[str, str]] = {
-    "engine": ("engine", f"{', '.join(ENGINES)}; {ENGINES[0]} if left out"),
-    "gpu-class": ("gpu_class", "leave out to run without a card (llamacpp)"),
-    "tp": ("tp", "GPUs that share each layer"),
+_SETTINGS: Mapping[str, tuple[str, str, str]] = {
+    "engine": ("engine", "NAME", f"{', '.join(ENGINES)}; {ENGINES[0]} if left out"),
+    "gpu-class": ("gpu_class", "NAME", "leave out to run without a card (llamacpp)"),
+    "tp": ("tp", "N", "GPUs that share each layer"),
 }
+
+
+class _Help(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Examples keep their lines, and what every command of Django's takes comes last."""
 
 
 # --- the options ----------------------------------------------------------------------------------
@@ -58,43 +64,47 @@ _SETTINGS: Mapping[str, tuple[str, str]] = {
 
 def add_options(parser: ArgumentParser, *, is_new: bool) -> None:
     """Those that say what the model is. A model that is there may also be renamed, and lose something."""
-    parser.formatter_class = RawDescriptionHelpFormatter  # examples keep their lines
+    parser.formatter_class = _Help
     parser.allow_abbrev = False  # --alias is not short for --aliases
-    for option, (_, help_text) in _FIELDS.items():
-        parser.add_argument(f"--{option}", required=is_new and option == "source", help=help_text)
-    for option, (_, help_text) in _LISTS.items():
-        _add_repeated(parser, option, f"{help_text}; may be repeated")
-    _add_repeated(parser, "capability", "tools, vision or embeddings; may be repeated")
-    for option, (_, help_text) in _SETTINGS.items():
-        parser.add_argument(f"--{option}", help=f"of the profile: {help_text}")
-    _add_profile(parser, "profile", ("[NAME] KEY=VALUE", "KEY=VALUE"), "settings of a profile; see below")
-    if not is_new:
-        _add_options_of_edit(parser)
     parser.add_argument(
         "--skip-source-check",
         action="store_true",
         help="save without asking for the source; --why says the reason",
     )
+    fields = parser.add_argument_group("the model")
+    for option, (_, metavar, help_text) in _FIELDS.items():
+        fields.add_argument(
+            f"--{option}", required=is_new and option == "source", metavar=metavar, help=help_text
+        )
+    for option, (_, help_text) in _LISTS.items():
+        _add_repeated(fields, option, f"{help_text}; may be repeated")
+    _add_repeated(fields, "capability", "tools, vision or embeddings; may be repeated")
+    profiles = parser.add_argument_group("its profiles")
+    for option, (_, metavar, help_text) in _SETTINGS.items():
+        profiles.add_argument(f"--{option}", metavar=metavar, help=help_text)
+    _add_profile(profiles, "profile", ("[NAME] KEY=VALUE", "KEY=VALUE"), "settings of a profile, as above")
+    if not is_new:
+        _add_options_of_edit(fields, profiles)
 
 
-def _add_options_of_edit(parser: ArgumentParser) -> None:
-    parser.add_argument("--name", dest="new_name", metavar="NAME", help="rename it")
+def _add_options_of_edit(fields: Any, profiles: Any) -> None:
+    fields.add_argument("--name", dest="new_name", metavar="NAME", help="rename it")
     for option, (field, _) in _LISTS.items():
-        _add_repeated(parser, f"remove-{option}", f"of its {field}; may be repeated")
-        parser.add_argument(
+        _add_repeated(fields, f"remove-{option}", f"of its {field}; may be repeated")
+        fields.add_argument(
             f"--{field}", nargs="*", metavar="NAME", help=f"these and no other {field}; none: no {field}"
         )
-    _add_repeated(parser, "remove-capability", "may be repeated")
-    _add_profile(parser, "add-profile", ("NAME", "KEY=VALUE"), "one more profile; may be repeated")
-    _add_repeated(parser, "remove-profile", "may be repeated")
+    _add_repeated(fields, "remove-capability", "may be repeated")
+    _add_profile(profiles, "add-profile", ("NAME", "KEY=VALUE"), "one more profile; may be repeated")
+    _add_repeated(profiles, "remove-profile", "may be repeated")
 
 
-def _add_repeated(parser: ArgumentParser, option: str, help_text: str) -> None:
-    parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME", help=help_text)
+def _add_repeated(group: Any, option: str, help_text: str) -> None:
+    group.add_argument(f"--{option}", action="append", default=[], metavar="NAME", help=help_text)
 
 
-def _add_profile(parser: ArgumentParser, option: str, words: tuple[str, str], help_text: str) -> None:
-    parser.add_argument(f"--{option}", action="append", nargs="+", default=[], metavar=words, help=help_text)
+def _add_profile(group: Any, option: str, words: tuple[str, str], help_text: str) -> None:
+    group.add_argument(f"--{option}", action="append", nargs="+", default=[], metavar=words, help=help_text)
 
 
 # --- what they say --------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ def model_patch(options: Mapping[str, Any], stored: ModelSpec) -> dict[str, Any]
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     patch: dict[str, Any] = {}
-    for option, (place, _) in _FIELDS.items():
+    for option, (place, _, _) in _FIELDS.items():
         text = _said(options, option)
         if text is not None:
             *outer, key = place.split(".")
@@ -186,7 +196,7 @@ def _settings(options: Mapping[str, Any], known: Collection[str]) -> tuple[dict[
     named: dict[str, list[str]] = {}
     unnamed = [
         f"{key}={text}"
-        for option, (key, _) in _SETTINGS.items()
+        for option, (key, _, _) in _SETTINGS.items()
         if (text := _said(options, option)) is not None
     ]
     for words in options["profile"]:

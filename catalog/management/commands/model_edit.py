@@ -80,6 +80,8 @@ class Command(BaseCommand):
         was_saved = outcome.trial is None
         self.stdout.write(f"Changed {shown(name)}:" if was_saved else f"Would change {shown(name)}:")
         print_differences(self.stdout, list(_lines(outcome.changes)))
+        if outcome.finding.level == "ok" and outcome.finding.code != "recorded":
+            self.stdout.write(shown(outcome.finding.sentence, 2_000))
         if stale:
             become = (
                 "1 replica becomes stale and runs" if stale == 1 else f"{stale} replicas become stale and run"
