@@ -19,7 +19,6 @@ from catalog.actions import (
     check_source,
     edit_model,
     mint_key,
-    model_as_dict,
     patch_model,
     read_catalog,
     remove_model,
@@ -112,7 +111,7 @@ def test_a_model_is_read_back_as_it_was_given() -> None:
     add(model("other", aliases=["other-alias"]))
     row = add(WHOLE, skip_source_check=True, why="later").model
     assert read_catalog().resolve("a") == row.spec == ModelSpec.load(WHOLE)
-    assert ModelSpec.load(model_as_dict(row)) == row.spec
+    assert ModelSpec.load(row.spec.as_text_dict()) == row.spec
     assert [profile.fingerprint for profile in row.profiles.all()] == [
         each.fingerprint() for each in row.spec.profiles
     ]

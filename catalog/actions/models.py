@@ -83,7 +83,7 @@ def add_model(
     ask_paths: AskPaths,
     after_change: AfterChange,
 ) -> Outcome:
-    """Raises CatalogError or SourceRefused, having saved nothing."""
+    """One more model, as `raw` says. Raises CatalogError or SourceRefused, having saved nothing."""
     wanted = ModelSpec.load(unhide_model(raw, None))
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
@@ -161,11 +161,6 @@ def read_catalog() -> Catalog:
     return Catalog([row.spec for row in whole_models()])
 
 
-def model_as_dict(row: Model) -> dict[str, Any]:
-    """The normalised form of a row, with durations as people write them."""
-    return row.spec.as_text_dict()
-
-
 def find_model(name: str) -> Model:
     """By its canonical name. Raises CatalogError."""
     says = "is not in the catalog; check the spelling"
@@ -214,14 +209,9 @@ def _edit(
     if not is_scaling_alone:
         skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
         _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen) + skipping)
-    if reads_otherwise(was, wanted):
-        finding = checked(wanted, by, ask_paths, skip=skip_source_check)
-        checks = source_columns(finding, by, skip_source_check)
-    elif seen.source_skipped_by and not skip_source_check and not is_scaling_alone:
-        finding = check_source(wanted, ask_paths=ask_paths)
-        checks = source_columns(finding, seen.source_skipped_by, finding.is_refused)
-    else:
-        finding, checks = recorded(seen), {}
+    finding, checks = recorded(seen), {}
+    if not is_scaling_alone:
+        finding, checks = _checked_for_edit(seen, wanted, by, ask_paths, skip=skip_source_check)
     found = changes(was, wanted)
     outcome = Outcome(seen, finding, warnings_of(wanted, finding.facts, seen), hide_all(found, sees_env=True))
     if is_trial:
@@ -242,15 +232,29 @@ def _edit(
     return replace(outcome, model=whole_models().get(pk=seen.pk))
 
 
+def _checked_for_edit(
+    seen: Model, wanted: ModelSpec, by: str, ask_paths: AskPaths, *, skip: bool
+) -> tuple[Finding, dict[str, Any]]:
+    """What is known of the source, and the columns of a check if one was made. Raises SourceRefused."""
+    if reads_otherwise(seen.spec, wanted):
+        finding = checked(wanted, by, ask_paths, skip=skip)
+        return finding, source_columns(finding, by, skip)
+    if seen.source_skipped_by and not skip:
+        finding = check_source(wanted, ask_paths=ask_paths)
+        return finding, source_columns(finding, seen.source_skipped_by, finding.is_refused)
+    return recorded(seen), {}
+
+
 def _rewrite(row: Model, was: ModelSpec, wanted: ModelSpec, revision: int) -> None:
     """All rows of a model but its own."""
+    is_diverted = wanted.fallbacks != was.fallbacks
     if wanted.name != was.name:
         Tombstone.objects.create(name=was.name, revision=revision)
         Tombstone.objects.filter(name=wanted.name).delete()
-    if wanted.fallbacks != was.fallbacks:
-        row.fallbacks.all().delete()
+    if is_diverted:
+        row.fallbacks.all().delete()  # before the names that they point to
     write_names(row, wanted)
-    if wanted.fallbacks != was.fallbacks:
+    if is_diverted:
         write_fallbacks(row, wanted)
     write_profiles(row, wanted)
 
@@ -283,6 +287,7 @@ def _events_since(seen: Model, revision: int) -> list[Event]:
 
 
 def checked_detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:
+    """The detail of an Event whose change a source check let through, secrets hidden."""
     source = {
         "level": finding.level,
         "code": finding.code,
