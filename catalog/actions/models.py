@@ -209,6 +209,7 @@ def _edit(
     if not is_scaling_alone:
         skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
         _refuse(_faults_beside_others(wanted, seen) + _faults_of_lost_names(wanted, seen) + skipping)
+    checks: dict[str, Any]
     finding, checks = recorded(seen), {}
     if not is_scaling_alone:
         finding, checks = _checked_for_edit(seen, wanted, by, ask_paths, skip=skip_source_check)
