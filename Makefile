@@ -5,11 +5,12 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help up test lint
+.PHONY: help up test lint soak
 help:
 	@echo "make up          start llmgw here, on http://127.0.0.1:$(PORT)/ (another port: PORT=8123 make up)"
 	@echo "make test        everything that must hold before a change goes in"
 	@echo "make lint        the quick part of it"
+	@echo "make soak        histories of faults for as long as it takes (once more: SEED=... make soak)"
 
 up: .venv/ready
 	@exec $(BIN)/python manage.py up --port $(PORT)
@@ -17,6 +18,11 @@ up: .venv/ready
 test: lint
 	$(BIN)/python -m pytest
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m "django_db or lasting_database"
+
+# A hundred thousand steps, other ones each time; the seed is printed, and has a history that failed again.
+SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
+soak: .venv/ready-for-tests
+	SOAK_STEPS=100000 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s tests/test_plan_cluster.py
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks
