@@ -133,7 +133,11 @@ class Spot:
 
     def take(self, holding: Holding) -> None:
         self.taken.update(holding.place.gpus)
-        self._free = None
+        if self._free is not None and holding.place.gpus:
+            self._free = {
+                gpu_class: [gpu for gpu in free if gpu.id not in self.taken]
+                for gpu_class, free in self._free.items()
+            }
         mib = _mib(holding.memory_gb)
         self.claimed_mib += mib
         if not holding.has_begun:

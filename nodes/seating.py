@@ -50,8 +50,10 @@ class Room:
         spot = self.spots.get(holding.place.node)
         if spot is None:
             return
-        gpu_classes = self._shelves if holding.place.gpus else ()
-        before = {gpu_class: len(spot.free(gpu_class)) for gpu_class in gpu_classes}
+        if not (self._shelves and holding.place.gpus):
+            spot.take(holding)
+            return
+        before = {gpu_class: len(spot.free(gpu_class)) for gpu_class in self._shelves}
         spot.take(holding)
         for gpu_class, free in before.items():
             self._shelves[gpu_class].move(spot.node, free, len(spot.free(gpu_class)))
