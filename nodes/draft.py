@@ -151,8 +151,9 @@ class Draft:
         self._blocked[model.id] = Blocked(model.id, missing, why, reasons)
 
     def finish(self) -> Plan:
-        for model_id, why in self.snapshot.unreadable.items():
-            self._blocked[model_id] = Blocked(model_id, 0, why)
+        for model in self.snapshot.models:
+            if model.fault:  # said even while as many run as are wanted
+                self.block(model, 0, model.fault)
         held = self._hold()
         spared = {end.replica for end in (*held.drain, *held.stop)} if held else set()
         return Plan(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from catalog.spec import ModelSpec, ProfileSpec
@@ -49,7 +48,10 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A catalog entry, and what a launch needs besides. held_on: names of nodes known to hold the source."""
+    """A catalog entry, and what a launch needs besides. held_on: names of nodes known to hold the source.
+
+    fault: what today's law has against it, with what to do; nothing of it is started then.
+    """
 
     id: int
     spec: ModelSpec
@@ -59,6 +61,7 @@ class Model:
     demand: Demand = Demand()
     load: Load | None = None
     roll: Roll | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,6 @@ class Stranger:
 class Snapshot:
     """All that is known at one moment. answered: nodes whose agents can be told something in this pass.
     watching_since: from when on what was asked for and who answered has been watched without a gap.
-
-    unreadable: models whose rows break the law of the catalog; what runs of them is left alone.
     """
 
     now: datetime
@@ -142,7 +143,6 @@ class Snapshot:
     replicas: tuple[Replica, ...] = ()
     strangers: tuple[Stranger, ...] = ()
     failures: tuple[tuple[int, retry.Failure], ...] = ()
-    unreadable: Mapping[int, str] = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
     idle_timeout_ns: int = 15 * 60 * 10**9
     watching_since: datetime | None = None

@@ -225,16 +225,14 @@ class Standing:
     # --- as the core sees it ----------------------------------------------------------------------
 
     def snapshot(self) -> values.Snapshot:
-        models, unreadable = self._models()
         replicas = tuple(self.values_of_replicas())
         return values.Snapshot(
             now=self.now,
             nodes=tuple(self._nodes()),
-            models=tuple(self._with_loads(models, replicas)),
+            models=tuple(self._with_loads(self._models(), replicas)),
             replicas=replicas,
             strangers=tuple(self.strangers),
             failures=tuple(self._failures()),
-            unreadable=unreadable,
             answered=frozenset(self.answered),
             idle_timeout_ns=settings.LLMGW_IDLE_TIMEOUT,
             watching_since=self.watching_since,
@@ -291,30 +289,27 @@ class Standing:
                 taken=frozenset(orphaned.get(node.pk, ())),
             )
 
-    def _models(self) -> tuple[list[values.Model], dict[int, str]]:
+    def _models(self) -> Iterator[values.Model]:
         demand = self._demand()
         rolls = {row.model_id: row for row in Roll.objects.all()}
-        models, unreadable = [], {}
         for row in Model.objects.prefetch_related("names", "profiles", "fallbacks"):
+            spec, fault = row.spec, ""
             try:
-                spec = ModelSpec.load(row.spec.as_dict())
-            except CatalogError as fault:  # written by another release, or by hand
-                unreadable[row.pk] = f"{fault}; edit the model, until then what runs of it is left alone"
-                continue
+                spec = ModelSpec.load(spec.as_dict())
+            except CatalogError as no:  # written by another release, or by hand
+                fault = f"{no}; edit the model, until then nothing of it is started"
             facts = row.source_facts if isinstance(row.source_facts, dict) else {}
             size, nodes = facts.get("bytes"), facts.get("nodes")
-            models.append(
-                values.Model(
-                    id=row.pk,
-                    spec=spec,
-                    source_revision=row.source_revision,
-                    source_bytes=size if isinstance(size, int) else None,
-                    held_on=frozenset(nodes if isinstance(nodes, list) else ()),
-                    demand=demand.get(row.pk, demand[None]),
-                    roll=_roll(rolls.get(row.pk)),
-                )
+            yield values.Model(
+                id=row.pk,
+                spec=spec,
+                source_revision=row.source_revision,
+                source_bytes=size if isinstance(size, int) else None,
+                held_on=frozenset(nodes if isinstance(nodes, list) else ()),
+                demand=demand.get(row.pk, demand[None]),
+                roll=_roll(rolls.get(row.pk)),
+                fault=fault,
             )
-        return models, unreadable
 
     def _with_loads(
         self, models: Iterable[values.Model], replicas: Iterable[values.Replica]

@@ -71,6 +71,8 @@ class Starter:
 
     def choose(self, model: Model) -> Choice:
         """One that waits long gives way to the next; one that backs off does not, being back in a moment."""
+        if model.fault:
+            return Choice((), (model.fault,))
         preferred = placement.by_preference(model.spec.profiles)
         failed = self._failures.get(model.id)
         if not failed:

@@ -10,7 +10,7 @@ from nodes.orders import orders
 from nodes.placement import Freshness
 from nodes.plan import plan
 from nodes.protocol import Launch
-from nodes.snapshot import Demand
+from nodes.snapshot import Demand, Roll
 from tests.worlds import World, ago, told, two_nodes
 
 ASKED = Demand(asked_at=ago(1), waiting=3)
@@ -337,9 +337,54 @@ IDLE = Demand(asked_at=ago(3600))
             id="an orphan's GPU is taken",
         ),
         pytest.param(
-            World(unreadable={ord("m"): "it breaks the law"}).node("a"),
+            World().node("a").model(low=2, high=2).says(fault="it breaks the law").replica("one", gpus="0"),
+            ["blocked m x1: it breaks the law"],
+            id="nothing of a model that breaks the law is started",
+        ),
+        pytest.param(
+            World().node("a").model().says(fault="it breaks the law").replica("one", gpus="0"),
             ["blocked m x0: it breaks the law"],
-            id="a model that breaks the law is said",
+            id="a model that breaks the law is said, and what runs of it runs on",
+        ),
+        pytest.param(
+            World()
+            .node("a")
+            .model(low=1, high=1)
+            .says(fault="it breaks the law")
+            .replica("one", gpus="0")
+            .replica("two", gpus="1", created_at=ago(60)),
+            ["drain two: 2 run and the maximum is 1", "blocked m x0: it breaks the law"],
+            id="a model that breaks the law is scaled down",
+        ),
+        pytest.param(
+            World()
+            .node("a", is_cordoned=True, is_draining=True)
+            .node("b")
+            .model()
+            .says(fault="it breaks the law")
+            .replica("one", gpus="0"),
+            [
+                (
+                    "blocked m x0: replica one stays on a, which is draining, as nothing can replace it: "
+                    "it breaks the law"
+                )
+            ],
+            id="what cannot be replaced stays on a draining node, and says why",
+        ),
+        pytest.param(
+            World()
+            .node("a")
+            .model()
+            .says(fault="it breaks the law", roll=Roll(ago(10), "ann", 1))
+            .replica("one", gpus="0", fingerprint="0123456789abcdef"),
+            [
+                "blocked m x0: it breaks the law",
+                (
+                    'halt m: The roll of "m" stopped: nothing can be started now: it breaks the law. '
+                    "Put it right, then roll again."
+                ),
+            ],
+            id="a roll of a model that breaks the law stops",
         ),
     ],
 )

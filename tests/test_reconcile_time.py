@@ -16,6 +16,7 @@ from django.db.models.signals import pre_save
 
 from catalog.models import Model, Profile
 from nodes import lease
+from nodes.actions import stop_replica
 from nodes.models import Claim, Demand, Gateway, Lease, Node, Replica, Unplaced
 from nodes.protocol import DRAINING, FAILED, READY
 from nodes.reconcile import run_pass
@@ -235,16 +236,35 @@ def test_old_ends_are_forgotten_and_reasons_kept(db: None) -> None:
     assert Gateway.objects.get() == gateway
 
 
-def test_a_model_that_breaks_the_law_is_said_and_left_alone(agent_of: Callable[..., FakeAgent]) -> None:
-    agent_of()
-    model = add_model()
+def test_of_a_model_that_breaks_the_law_nothing_starts_and_everything_may_stop(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    agent_of(gpus=gpus(4))
+    model = add_model(low=2, high=2)
     one_pass()
+    first, second = Replica.objects.order_by("created_at", "id")
     Profile.objects.update(engine="vlllm")
     add_model("n")
     one_pass()
-    assert Replica.objects.filter(model=model, wanted="run", state=READY).exists()
+    assert Replica.objects.filter(model=model, wanted="run", state=READY).count() == 2
     assert Replica.objects.filter(model__name="n", state=READY).exists()
-    assert "until then what runs of it is left alone" in Unplaced.objects.get().why
+    assert Unplaced.objects.get().missing == 0
+
+    stop_replica(first, by="ann", why="it hangs", door="admin")
+    one_pass()
+    one_pass()
+    assert Replica.objects.filter(model=model, state=READY).get() == second
+    told = Unplaced.objects.get()
+    assert told.missing == 1
+    assert told.why == (
+        'model "m" profile "p": engine "vlllm" is not known; choose vllm, sglang, llamacpp or sim; '
+        "edit the model, until then nothing of it is started"
+    )
+
+    Model.objects.filter(pk=model.pk).update(scaling_min=0, scaling_max=0)
+    one_pass()
+    one_pass()
+    assert not Replica.objects.filter(model=model, state=READY).exists()
 
 
 def test_a_drained_replica_is_waited_for(agent_of: Callable[..., FakeAgent]) -> None:

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from catalog.spec import ModelSpec
-from nodes.buckets import Plan
+from nodes.buckets import Plan, RollEnd
 from nodes.placement import Freshness, Node
 from nodes.protocol import EngineReport, GpuReport, Launch, RankReport, StateReport
 from nodes.retry import Failure
-from nodes.snapshot import Demand, Model, Rank, Replica, Snapshot, Stranger, launch_of
+from nodes.snapshot import Demand, Model, Rank, Replica, Roll, Snapshot, Stranger, launch_of
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 NODES = ("a", "b")
@@ -31,7 +31,6 @@ class World:
     replicas: list[Replica] = field(default_factory=list)
     strangers: list[Stranger] = field(default_factory=list)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
-    unreadable: dict[int, str] = field(default_factory=dict)
     watching_since: datetime | None = None
 
     def node(self, name: str, gpus: int = 4, *, fabric: str = "", **columns: Any) -> World:
@@ -149,7 +148,6 @@ class World:
             replicas=tuple(self.replicas),
             strangers=tuple(self.strangers),
             failures=tuple(self.failures),
-            unreadable=self.unreadable,
             answered=frozenset(node.id for node in self.nodes.values() if node.freshness is Freshness.FRESH),
         )
 
@@ -218,13 +216,13 @@ def acted(snapshot: Snapshot, decision: Plan) -> Snapshot:
         )
     over = {each.model: each for each in decision.rolls}
     models = [
-        replace(
-            model, roll=replace(model.roll, halted=over[model.id].why) if over[model.id].is_halted else None
-        )
-        if model.id in over
-        else model
+        replace(model, roll=_after(model.roll, over[model.id])) if model.id in over else model
         for model in snapshot.models
     ]
     adopted = {adopt.report.replica for adopt in decision.adopt}
     strangers = tuple(each for each in snapshot.strangers if each.report.replica not in adopted)
     return replace(snapshot, models=tuple(models), replicas=tuple(replicas.values()), strangers=strangers)
+
+
+def _after(roll: Roll | None, over: RollEnd) -> Roll | None:
+    return replace(roll, halted=over.why) if roll and over.is_halted else None
