@@ -112,7 +112,7 @@ VLLM_RECORDINGS = {
     ),
     "kv_too_small": ("kv_too_small", "configuration", "leave no memory for the KV cache"),
     "maxlen_too_big": ("ctx_too_long", "configuration", "A context of 4096 tokens is more than the 512"),
-    "engine_died": ("engine_died", "transient", "vllm's engine core died while it served"),
+    "engine_died": ("engine_died", "transient", "vllm's engine core ended without a word of its own"),
 }
 
 
@@ -249,6 +249,17 @@ LINES = {
         "vllm",
         "TimeoutError: Timed out waiting for engine core processes to start.",
         "start_timeout",
+        "transient",
+    ),
+    "a core that says what ended it": (
+        "vllm",
+        (
+            "(Worker pid=4239) ERROR 11-30 11:04:44 [multiproc_executor.py:1063] RuntimeError: Unsupported CPU "
+            "attention configuration\n"
+            "(APIServer pid=2960) ERROR 11-30 11:04:44 [async_llm.py:906] "
+            "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+        ),
+        "engine_died",
         "transient",
     ),
     "a model behind a licence": (

@@ -336,11 +336,19 @@ SYMPTOMS = (
         "its log.",
         TRANSIENT,
     ),
+    # Its other processes only say that the core is gone; the first error of its own is the cause.
+    _row(
+        "engine_died",
+        "vllm",
+        r"^\((?:EngineCore|Worker)\S* pid=\d+\) ERROR .*?\] (?P<why>[\w.]*(?:Error|Exception): \S.*)",
+        "vllm's engine core ended ({why}); its log tells more, and it is tried again.",
+        TRANSIENT,
+    ),
     _row(
         "engine_died",
         "vllm",
         r"EngineDeadError",
-        "vllm's engine core died while it served; its log tells more, and it is tried again.",
+        "vllm's engine core ended without a word of its own; it is tried again.",
         TRANSIENT,
     ),
     _row(
