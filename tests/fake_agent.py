@@ -47,6 +47,8 @@ class FakeAgent:
     token: str = ""
     gpus: tuple[GpuReport, ...] = field(default_factory=lambda: gpus(2))
     engines: tuple[str, ...] = ("sim",)
+    fabric: str = ""
+    runs_gangs: bool = False
     paths: dict[str, dict[str, Any]] = field(default_factory=dict)
     first_state: str = READY
     hangs_up: int = 0
@@ -82,6 +84,8 @@ class FakeAgent:
             node=self.node,
             gpus=self.gpus,
             engines=tuple(EngineReport(name) for name in self.engines),
+            fabric=self.fabric,
+            runs_gangs=self.runs_gangs,
             ranks=tuple(self.ranks.values()),
         )
 
