@@ -394,6 +394,17 @@ def addresses(endpoints: Iterable[tuple[str, str, str, Any]]) -> list[tuple[str,
     return found
 
 
+def close(result: dict[str, Any], **told: Any) -> dict[str, Any]:
+    """A body has no other fields than these; what a GET tells beside them may be sent back."""
+    for name, shape in result["components"]["schemas"].items():
+        if name.endswith("Request"):
+            shape["additionalProperties"] = False
+        if name.endswith(("ModelRequest", "ModelPatchRequest")):
+            says = "As a GET told it; it is not looked at."
+            shape["properties"]["status"] = {"type": "object", "readOnly": True, "description": says}
+    return result
+
+
 # --- the views ------------------------------------------------------------------------------------
 
 WHY = OpenApiParameter("why", str, OpenApiParameter.QUERY, description="Kept in the history.")

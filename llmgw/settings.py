@@ -399,7 +399,7 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "COMPONENT_SPLIT_PATCH": False,  # a patch has a form of its own
     "PREPROCESSING_HOOKS": ["catalog.schema.addresses"],
-    "POSTPROCESSING_HOOKS": [],  # choices stay where they are used
+    "POSTPROCESSING_HOOKS": ["catalog.schema.close"],  # and choices stay where they are used
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,  # and explain themselves
 }
 

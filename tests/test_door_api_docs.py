@@ -42,6 +42,12 @@ def test_it_has_each_field_of_the_law_and_no_other() -> None:
     assert {*known["slo"]} | {"ttft_p99", "tpot_p99"} == {*shapes.SloSerializer().fields}
 
 
+def test_a_body_has_no_other_fields_but_what_was_told_may_be_sent_back() -> None:
+    for name, shape in schema()["components"]["schemas"].items():
+        assert ("additionalProperties" in shape) is name.endswith("Request"), name
+    assert MODEL["status"]["readOnly"] is True
+
+
 def _judged(place: dict[str, Any], key: str, value: Any) -> set[str]:
     """The fields at fault where a model has this value in this place."""
     form = model_form() | {key: value} if place is MODEL else model_form(profiles=[PROFILE | {key: value}])
