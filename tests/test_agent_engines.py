@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,20 @@ def test_an_agent_offers_the_engines_it_finds(tmp_path: Path, monkeypatch: pytes
     for engine in ENGINES:
         stand_in(tmp_path, engine)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = find_engines({})
-    assert {name: engine.version for name, engine in found.items()} == {
-        "vllm": "0.32.0",
-        "sglang": "0.5.23",
-        "sim": "",
-    }
+    assert list(find_engines({})) == ["vllm", "sglang", "sim"]
+
+
+def test_a_version_is_that_of_the_package_in_the_programs_own_python(tmp_path: Path) -> None:
+    package = tmp_path / "vllm-0.32.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncd {tmp_path} && exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    program = tmp_path / "vllm"
+    program.write_text(f"#!{python}\nraise SystemExit('it is not run')\n")
+    program.chmod(0o700)
+    assert find_engines({"vllm": str(program)})["vllm"].version == "0.32.0"
 
 
 # --- the guard ------------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ What cannot be told is None, which excludes the node from nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from nodes.agent.processes import inherited
 from nodes.engines import ENGINES, Adapter
 from nodes.protocol import EngineReport
 
-VERSION_TIMEOUT_S = 20  # vllm imports all of itself first
+VERSION_TIMEOUT_S = 5
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -60,15 +61,31 @@ def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
             raise InventoryError(f"--engine {name}={given[name]}: there is no such program to run.")
         if program is not None:
             program = os.path.abspath(program)
-            found[name] = FoundEngine(adapter, (program,), env, _version(program, adapter.asks_version))
+            found[name] = FoundEngine(adapter, (program,), env, _version(program, adapter.package))
     return found
 
 
-def _version(program: str, asks_version: str) -> str:
-    """The first line of what it tells with a number in it."""
+def _version(program: str, package: str) -> str:
+    """As its package has it, or as the program tells it; empty where neither does."""
+    python = _interpreter(program) if package else ()
+    ask = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return (python and _told([*python, "-c", ask])) or _told([program, "--version"])
+
+
+def _interpreter(program: str) -> tuple[str, ...]:
+    """What a script says that it is run by."""
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(program, "rb") as file:
+        first = file.readline(500)
+        if first.startswith(b"#!"):
+            return tuple(first[2:].decode().split())
+    return ()
+
+
+def _told(command: Sequence[str]) -> str:
+    """The first line with a number in it."""
     try:
         told = subprocess.run(
-            [program, asks_version],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,7 +97,7 @@ def _version(program: str, asks_version: str) -> str:
         return ""
     lines = told.stdout.decode("utf-8", "replace").splitlines()
     line = next((line for line in lines if any(map(str.isdigit, line))), "")
-    return line.rpartition("version:")[2].strip()[:80] if told.returncode == 0 else ""
+    return line.removeprefix("version:").strip()[:80] if told.returncode == 0 else ""
 
 
 # --- memory and disk ------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Adapter:
     """One kind of engine.
 
     executables: names looked for on PATH (none: the agent brings the engine along).
-    asks_version: the word by which the program tells its version.
+    package: the Python package that it is, which tells its version sooner than the program does.
     needs_weights: whether a source has to be on the node before the start.
     needs_checkout: whether its program imports modules of this checkout.
     running, waiting: the metrics that count its requests, summed over their labels.
@@ -78,7 +78,7 @@ class Adapter:
     title: str
     command: Callable[[Launch, Seat], Command]
     executables: tuple[str, ...] = ()
-    asks_version: str = "--version"
+    package: str = ""
     needs_weights: bool = True
     needs_checkout: bool = False
     health_path: str = "/health"

@@ -65,6 +65,7 @@ ADAPTER = Adapter(
     title="vllm",
     command=_command,
     executables=("vllm",),
+    package="vllm",
     needs_checkout=True,  # the guard
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
