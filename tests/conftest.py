@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import Group, Permission
 from django.db import connection
+from django.db.models.signals import post_migrate
 
 from tests.fake_agent import FakeAgent, joining
 
@@ -28,9 +31,21 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> None:
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
     wanted = os.environ.get("LLMGW_TEST_DATABASE", "sqlite")
     assert connection.vendor == wanted, f"the tests run on {connection.vendor}, and {wanted} was asked for"
+    with django_db_blocker.unblock():
+        roles: dict[str, list[str]] = {}
+        for name, codename in Group.objects.values_list("name", "permissions__codename"):
+            roles.setdefault(name, []).append(codename)
+
+    def bring_back(**told: Any) -> None:
+        """A test with transactions of its own empties every table, and what migrations made is gone, too."""
+        for name, codenames in roles.items():
+            group, _ = Group.objects.get_or_create(name=name)
+            group.permissions.set(Permission.objects.filter(codename__in=codenames))
+
+    post_migrate.connect(bring_back, weak=False)
 
 
 @pytest.fixture
