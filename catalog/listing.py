@@ -106,7 +106,7 @@ class Moment(Func):
     template = "%(expressions)s"
 
     def as_sqlite(self, compiler: Any, connection: Any, **told: Any) -> Any:
-        template = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', %(expressions)s)"
+        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f', %(expressions)s)"
         return self.as_sql(compiler, connection, template=template, **told)
 
 

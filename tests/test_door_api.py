@@ -12,11 +12,13 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from rest_framework.exceptions import APIException, PermissionDenied, Throttled
 
 from catalog.actions import revoke_key
 from catalog.hiding import HIDDEN
 from catalog.keys import ID_BYTES, SECRET_BYTES, KeyText
 from catalog.models import Event, Key, Model, Profile
+from catalog.rest import answer_error
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form, viola
 from tests.rest_client import Api, sentence
 
@@ -400,3 +402,13 @@ def test_healthz_is_open_and_reads_nothing(client: Client) -> None:
         answer = client.get("/healthz")
     assert (answer.status_code, answer.content, len(seen)) == (200, b"ok\n", 0)
     assert client.post("/healthz").status_code == 405
+
+
+def test_every_kind_of_refusal_has_one_form() -> None:
+    context = {"view": None, "request": None}
+    for problem, status in ((Throttled(wait=2.5), 429), (APIException(), 500), (PermissionDenied(), 403)):
+        answer = answer_error(problem, context)
+        assert answer.status_code == status
+        assert set(answer.data["errors"][0]) == {"field", "code", "sentence"}
+    assert answer_error(Throttled(wait=2.5), context)["Retry-After"] == "3"
+    assert answer_error(ZeroDivisionError(), context) is None  # a fault of ours stays an exception
