@@ -54,6 +54,12 @@ def take(holder: str) -> Held | None:
     return Held(holder, token, unwatched)
 
 
+def unwatched() -> timedelta | None:
+    """How long nobody has held it, negative while somebody does; None when nobody ever has."""
+    row = Lease.objects.annotate(now=Now()).filter(name=NAME).first()
+    return row.now - row.expires_at if row is not None and row.expires_at is not None else None
+
+
 def confirm(held: Held) -> None:
     """Keep it for another term, and its row locked until the transaction ends. Raises LeaseLost."""
     kept = Lease.objects.filter(name=NAME, holder=held.holder, token=held.token, expires_at__gt=Now()).update(

@@ -104,6 +104,7 @@ def _pass(held: lease.Held) -> PassReport:
         standing = Standing(now, list(Node.objects.all()), watching_since=_watch(held, now))
         standing.observe({node.pk: each for node, each in zip(asked, observations, strict=True)})
         before = standing.snapshot()
+        standing.keep_loads(before.models)
         decision = plan(before)
         this = Cluster.this()
         _sound(decision, this, standing)

@@ -119,7 +119,7 @@ def place(want: Want, room: Room) -> Seat | Unseated:
         seat = _gang_seat(want, profile, room) if profile.nodes > 1 else _seat(want, profile, room)
         if seat is not None:
             return seat
-    return unseated({profile.name: _reasons(want, profile, room) for profile in want.profiles}, len(room))
+    return unseated({profile.name: reasons(want, profile, room) for profile in want.profiles}, len(room))
 
 
 def _seat(want: Want, profile: ProfileSpec, room: Room) -> Seat | None:
@@ -182,12 +182,18 @@ def gang_of(want: Want, profile: ProfileSpec, spots: Iterable[Spot]) -> list[Spo
     return able[: profile.nodes] if len(able) >= profile.nodes else []
 
 
-def _reasons(want: Want, profile: ProfileSpec, room: Room) -> dict[str, str]:
-    """By node. A node that has room itself, but for a part of a gang alone, says so."""
+def reasons(want: Want, profile: ProfileSpec, room: Room) -> dict[str, str]:
+    """By node, "" where it has room. One that has, but for a part of a gang alone, says so."""
     may, why_not = room.open_to(profile)
+    suffice = set(may)
+    if profile.nodes > 1:
+        gangs = (spots for spots in fabrics(profile, room).values() if gang_of(want, profile, spots))
+        suffice = {spot.node.id for spots in gangs for spot in spots}
     alone = f"in a fabric where too few have room (need {profile.nodes} nodes)"
     return {
-        spot.node.name: crowded(want, profile, spot) or alone if id in may else why_not[id]
+        spot.node.name: crowded(want, profile, spot) or ("" if id in suffice else alone)
+        if id in may
+        else why_not[id]
         for id, spot in room.spots.items()
     }
 

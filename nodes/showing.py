@@ -20,9 +20,9 @@ from catalog.durations import format_duration
 from catalog.hiding import hide_all, hide_model
 from catalog.models import Model
 from catalog.spec import ModelSpec
-from catalog.typed import scaling_words
+from catalog.typed import scaling_words, span_words
 from nodes.agents import last_report
-from nodes.models import Node, Replica
+from nodes.models import Cluster, Node, Replica
 from nodes.placement import FOREIGN_LIMIT_MIB, Freshness, freshness
 from nodes.protocol import GpuReport, to_json
 from nodes.stale import Staleness, judge, launch_from
@@ -238,6 +238,32 @@ def _unplaced(model: Model) -> dict[str, Any] | None:
     if not hasattr(model, "unplaced"):
         return None
     return {"missing": model.unplaced.missing, "why": model.unplaced.why}
+
+
+# --- the reconciler -------------------------------------------------------------------------------
+
+
+def paused_says(cluster: Cluster) -> str:
+    """Why passes change nothing; empty where they do."""
+    if not cluster.is_paused:
+        return ""
+    why = f" ({cluster.paused_why})" if cluster.paused_why else ""
+    return (
+        f"nothing is started or stopped: {cluster.paused_by} has paused the reconciler{why}; "
+        "manage.py reconcile_resume lets it act again"
+    )
+
+
+def unwatched_says(unwatched: timedelta | None) -> str:
+    """Of a reconciler that is not there; `unwatched` as the lease tells it, None where there was no pass."""
+    longest_s = max(settings.LLMGW_SUSPECT_AFTER_S, 3 * settings.LLMGW_TICK_S)
+    if unwatched is None:
+        since = "no pass has been made yet"
+    elif unwatched.total_seconds() <= longest_s:
+        return ""
+    else:
+        since = f"no pass has been made for {span_words(unwatched.total_seconds())}"
+    return f"{since}; see to it that a worker runs, and one with --beat"
 
 
 # --- nodes ----------------------------------------------------------------------------------------

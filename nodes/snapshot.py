@@ -100,8 +100,10 @@ class Replica:
     created_at: datetime
     state_since: datetime
     state: str = PENDING
+    reason: str = ""
     fingerprint: str = ""
     wanted: str = RUN
+    wanted_why: str = ""
     generation: int = 1
     replaces: str = ""
 

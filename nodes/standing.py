@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 from django.conf import settings
@@ -46,6 +46,11 @@ BYTES_LIMIT = 2**53
 _TELLING = (FAILED, values.PENDING, STOPPED, DRAINING, FETCHING, STARTING, READY)
 
 
+class SourceFacts(TypedDict):
+    source_bytes: int | None
+    held_on: frozenset[str]
+
+
 class Standing:
     """The rows of one pass. Made and used inside the transaction that writes what follows from them."""
 
@@ -62,6 +67,7 @@ class Standing:
         self.said: dict[int, RankReport] = {}
         self.events: list[Event] = []
         self.rerouted: set[UUID] = set()
+        self.loads: dict[int, values.Load | None] = {}  # by model, as they were kept
         rows = Replica.objects.exclude(state__in=Replica.OVER)
         for row in rows.prefetch_related(Prefetch("ranks", Rank.objects.prefetch_related("claims"))):
             ranks = list(row.ranks.all())
@@ -213,6 +219,18 @@ class Standing:
             Event(door=DOOR, verb=verb, kind="replica", subject=str(row.pk), why=why, detail=detail)
         )
 
+    def keep_loads(self, models: Iterable[values.Model]) -> None:
+        """For the next pass, which is to know since when a model has been so busy."""
+        for model in models:
+            load = model.load
+            if load == self.loads.get(model.id):
+                continue
+            if load is None:
+                Load.objects.filter(model_id=model.id).delete()
+            else:
+                columns = {"level": load.level, "since": load.since, "replicas": load.replicas}
+                Load.objects.update_or_create(model_id=model.id, defaults=columns)
+
     def finish(self) -> bool:
         """Write the events, and one revision for all that requests are routed by. True if any."""
         has_changed = bool(self.events or self.rerouted)
@@ -225,6 +243,7 @@ class Standing:
     # --- as the core sees it ----------------------------------------------------------------------
 
     def snapshot(self) -> values.Snapshot:
+        """Reads, and writes nothing."""
         replicas = tuple(self.values_of_replicas())
         return values.Snapshot(
             now=self.now,
@@ -260,8 +279,10 @@ class Standing:
                 created_at=row.created_at,
                 state_since=row.state_since,
                 state=row.state,
+                reason=row.reason,
                 fingerprint=row.fingerprint,
                 wanted=row.wanted,
+                wanted_why=row.wanted_why,
                 generation=row.generation,
                 replaces=str(row.replaces or ""),
             )
@@ -298,14 +319,11 @@ class Standing:
                 spec = ModelSpec.load(spec.as_dict())
             except CatalogError as no:  # written by another release, or by hand
                 fault = f"{no}; edit the model, until then nothing of it is started"
-            facts = row.source_facts if isinstance(row.source_facts, dict) else {}
-            size, nodes = facts.get("bytes"), facts.get("nodes")
             yield values.Model(
                 id=row.pk,
                 spec=spec,
                 source_revision=row.source_revision,
-                source_bytes=size if isinstance(size, int) else None,
-                held_on=frozenset(nodes if isinstance(nodes, list) else ()),
+                **known_of_source(row.source_facts),
                 demand=demand.get(row.pk, demand[None]),
                 roll=_roll(rolls.get(row.pk)),
                 fault=fault,
@@ -314,21 +332,16 @@ class Standing:
     def _with_loads(
         self, models: Iterable[values.Model], replicas: Iterable[values.Replica]
     ) -> Iterator[values.Model]:
-        """Each model with how busy it is and since when, which is kept from one pass to the next."""
+        """Each model with how busy it is and since when, as far as that is known."""
         rows = {row.model_id: row for row in Load.objects.all()}
         by_model: dict[int | None, list[values.Replica]] = {}
         for replica in replicas:
             by_model.setdefault(replica.model, []).append(replica)
         for model in models:
-            row = rows.pop(model.id, None)
+            row = rows.get(model.id)
             known = values.Load(row.level, row.since, row.replicas) if row else None
-            load = scaling.load_now(model, by_model.get(model.id, ()), known, self.now)
-            if load is not None and load != known:
-                columns = {"level": load.level, "since": load.since, "replicas": load.replicas}
-                Load.objects.update_or_create(model_id=model.id, defaults=columns)
-            elif load is None and row is not None:
-                row.delete()
-            yield replace(model, load=load)
+            self.loads[model.id] = known
+            yield replace(model, load=scaling.load_now(model, by_model.get(model.id, ()), known, self.now))
 
     def _demand(self) -> dict[int | None, values.Demand]:
         """By model; under None that of a model nobody has asked for."""
@@ -370,6 +383,16 @@ class Standing:
                     created_at=row.created_at,
                 ),
             )
+
+
+def known_of_source(facts: object) -> SourceFacts:
+    """What a check of the source has found that placement asks for."""
+    facts = facts if isinstance(facts, dict) else {}
+    size, nodes = facts.get("bytes"), facts.get("nodes")
+    return {
+        "source_bytes": size if isinstance(size, int) else None,
+        "held_on": frozenset(nodes if isinstance(nodes, list) else ()),
+    }
 
 
 def _roll(row: Roll | None) -> values.Roll | None:

@@ -1,0 +1,93 @@
+"""What the next pass would do and why, without doing it: read from the rows, and nothing is written.
+
+No agent is asked and no lease is held, so what agents have not reported yet is not in it. A change of the
+catalog is looked at in the same way, before it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from django.conf import settings
+
+from catalog.models import database_now
+from catalog.source import Finding
+from catalog.spec import ModelSpec
+from nodes import lease
+from nodes.agenda import Item, agenda
+from nodes.buckets import Plan
+from nodes.consequences import Consequences, consequences, with_added, with_edited, with_model, without
+from nodes.models import Cluster, Node, Orphan
+from nodes.plan import plan
+from nodes.protocol import READY, RankReport
+from nodes.showing import paused_says, unwatched_says
+from nodes.snapshot import Model, Snapshot, Stranger
+from nodes.stale import launch_from
+from nodes.standing import Standing, known_of_source
+from nodes.why import Why, explain
+
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The plan, and what keeps passes from acting on it. unwatched: how long no pass has been made; None:
+    there never was one."""
+
+    snapshot: Snapshot
+    plan: Plan
+    items: tuple[Item, ...]
+    cluster: Cluster
+    unwatched: timedelta | None
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why nothing of it would be done, or not all: a sentence each."""
+        unseen, paused = unwatched_says(self.unwatched), paused_says(self.cluster)
+        return tuple(filter(None, (unseen, paused, self.plan.alarm)))
+
+    def model(self, name: str) -> Model | None:
+        return next((each for each in self.snapshot.models if each.spec.name == name), None)
+
+    def why(self, model: Model) -> Why:
+        """Why the model does not run where or as wanted; what keeps passes from acting is a part of that."""
+        found = explain(self.snapshot, self.items, model)
+        return replace(found, amiss=(*self.obstacles, *found.amiss)) if found.amiss else found
+
+
+def preview_plan() -> Outlook:
+    """The plan of this moment. A fixed number of queries."""
+    unwatched = lease.unwatched()
+    now = database_now()
+    nodes = list(Node.objects.all())
+    is_watched = unwatched is not None and unwatched.total_seconds() <= settings.LLMGW_SUSPECT_AFTER_S
+    standing = Standing(now, nodes, watching_since=LONG_AGO if is_watched else now)
+    standing.strangers = [_stranger(orphan) for orphan in Orphan.objects.all()]
+    snapshot = standing.snapshot()
+    decision = plan(snapshot)
+    return Outlook(snapshot, decision, agenda(decision, snapshot), Cluster.this(), unwatched)
+
+
+def preview_change(name: str, wanted: ModelSpec | None, finding: Finding | None = None) -> Consequences:
+    """What it would bring about if the model of this name (none of it yet: a new one) were as it is wanted;
+    None: removed. `finding` is what its source check found."""
+    now = preview_plan()
+    was = now.model(name)
+    if wanted is None:
+        return consequences(now.snapshot, without(now.snapshot, was), was, None) if was else Consequences()
+    then, model = with_edited(now.snapshot, was, wanted) if was else with_added(now.snapshot, wanted)
+    if finding is not None and finding.code != "recorded":
+        commit = str(finding.facts.get("commit", ""))
+        model = replace(model, source_revision=commit, **known_of_source(dict(finding.facts)))
+        then = with_model(then, model)
+    return consequences(now.snapshot, then, was, model)
+
+
+def _stranger(orphan: Orphan) -> Stranger:
+    """An engine that belongs to nobody, as the last pass left it."""
+    launch = launch_from(orphan.launch) if orphan.launch else None
+    report = RankReport(
+        str(orphan.replica), 1, orphan.rank, READY, launch=launch, gpus=tuple(map(str, orphan.gpus))
+    )
+    return Stranger(orphan.node_id, report)
