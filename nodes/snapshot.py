@@ -90,7 +90,8 @@ class Rank:
 class Replica:
     """A replica that is not over. model is None once it has left the catalog.
 
-    replaces: the replica that leaves once this one is ready.
+    replaces: the replica that leaves once this one is ready. revision: which change of the routing table its
+    last one was, None while that is not known yet.
     """
 
     id: str
@@ -104,8 +105,10 @@ class Replica:
     fingerprint: str = ""
     wanted: str = RUN
     wanted_why: str = ""
+    wanted_since: datetime | None = None
     generation: int = 1
     replaces: str = ""
+    revision: int | None = 0
 
     @property
     def is_ready(self) -> bool:
@@ -137,6 +140,7 @@ class Stranger:
 class Snapshot:
     """All that is known at one moment. answered: nodes whose agents can be told something in this pass.
     watching_since: from when on what was asked for and who answered has been watched without a gap.
+    seen_revision: the routing table that every live gateway has by now, None where there is no gateway.
     """
 
     now: datetime
@@ -148,6 +152,7 @@ class Snapshot:
     answered: frozenset[int] = frozenset()
     idle_timeout_ns: int = 15 * 60 * 10**9
     watching_since: datetime | None = None
+    seen_revision: int | None = None
 
 
 def launch_of(model: Model, profile: ProfileSpec) -> Launch:

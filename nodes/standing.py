@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Prefetch, Q
+from django.db.models import Min, Prefetch, Q, QuerySet
 
 from catalog.models import Event, Model, Revision
 from catalog.reading import CatalogError
@@ -255,6 +255,7 @@ class Standing:
             answered=frozenset(self.answered),
             idle_timeout_ns=settings.LLMGW_IDLE_TIMEOUT,
             watching_since=self.watching_since,
+            seen_revision=self._alive_gateways().aggregate(seen=Min("seen_revision"))["seen"],
         )
 
     def values_of_replicas(self) -> Iterator[values.Replica]:
@@ -283,8 +284,10 @@ class Standing:
                 fingerprint=row.fingerprint,
                 wanted=row.wanted,
                 wanted_why=row.wanted_why,
+                wanted_since=row.wanted_since,
                 generation=row.generation,
                 replaces=str(row.replaces or ""),
+                revision=None if row.pk in self.rerouted else row.revision,
             )
 
     def _nodes(self) -> Iterator[placement.Node]:
@@ -343,18 +346,20 @@ class Standing:
             self.loads[model.id] = known
             yield replace(model, load=scaling.load_now(model, by_model.get(model.id, ()), known, self.now))
 
+    def _alive_gateways(self) -> QuerySet[Gateway]:
+        """Those that were heard from lately, by a clock that may have been set back meanwhile."""
+        lately = timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
+        return Gateway.objects.filter(heartbeat_at__range=(self.now - lately, self.now + lately))
+
     def _demand(self) -> dict[int | None, values.Demand]:
         """By model; under None that of a model nobody has asked for."""
-        alive_after = self.now - timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
-        alive_before = self.now + timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)  # clocks are set back
-        is_known = Gateway.objects.filter(heartbeat_at__range=(alive_after, alive_before)).exists()
+        alive = set(self._alive_gateways().values_list("pk", flat=True))
+        is_known = bool(alive)
         by_model: dict[int | None, values.Demand] = {None: values.Demand(is_known=is_known)}
-        rows = Demand.objects.values_list(
-            "model_id", "asked_at", "waiting", "in_flight", "gateway__heartbeat_at"
-        )
-        for model_id, asked_at, waiting, in_flight, heartbeat_at in rows:
+        rows = Demand.objects.values_list("model_id", "asked_at", "waiting", "in_flight", "gateway")
+        for model_id, asked_at, waiting, in_flight, gateway in rows:
             # A gateway that is gone has taken its waiters along; when it was last asked stays true.
-            is_alive = alive_after <= heartbeat_at <= alive_before
+            is_alive = gateway in alive
             so_far = by_model.get(model_id, by_model[None])
             moments = [moment for moment in (so_far.asked_at, asked_at) if moment is not None]
             by_model[model_id] = values.Demand(

@@ -417,6 +417,54 @@ def test_the_plan(world: World, does: list[str]) -> None:
             id="to stop",
         ),
         pytest.param(
+            World(seen_revision=6)
+            .node("a")
+            .model()
+            .replica("one", wanted="drain", revision=7, wanted_since=ago(9)),
+            [],
+            id="not to drain, while a gateway may still send it requests",
+        ),
+        pytest.param(
+            World(seen_revision=6)
+            .node("a")
+            .model()
+            .replica("one", wanted="drain", revision=None, wanted_since=ago(0)),
+            [],
+            id="not to drain, in the pass that decides it",
+        ),
+        pytest.param(
+            World(seen_revision=7)
+            .node("a")
+            .model()
+            .replica("one", wanted="drain", revision=7, wanted_since=ago(9)),
+            ["stop one on a within 30 s"],
+            id="to drain, once every gateway knows",
+        ),
+        pytest.param(
+            World(seen_revision=6)
+            .node("a")
+            .model()
+            .replica("one", wanted="drain", revision=7, wanted_since=ago(10)),
+            ["stop one on a within 30 s"],
+            id="to drain, when a gateway is stuck",
+        ),
+        pytest.param(
+            World(seen_revision=6)
+            .node("a")
+            .model()
+            .replica("one", wanted="drain", revision=7, wanted_since=ago(-9)),
+            ["stop one on a within 30 s"],
+            id="to drain, when the clock was set back meanwhile",
+        ),
+        pytest.param(
+            World(seen_revision=6)
+            .node("a")
+            .model()
+            .replica("one", wanted="stop", revision=7, state="starting"),
+            ["stop one on a within 5 s"],
+            id="to stop what serves nobody yet",
+        ),
+        pytest.param(
             two_nodes().model().replica("one", gpus="0", wanted="drain", state="draining"),
             [],
             id="one that drains",

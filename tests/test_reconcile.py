@@ -312,7 +312,14 @@ def test_an_on_demand_model_is_loaded_when_asked_for_and_unloaded_when_idle(
     Gateway.objects.update(heartbeat_at=Now())
     one_pass()
     replica.refresh_from_db()
-    assert (replica.wanted, replica.state) == ("drain", "stopped")
+    assert (replica.wanted, replica.state) == ("drain", READY), "the gateway may still send it requests"
     assert replica.wanted_why == "nobody has asked for it for 1ms"
+    one_pass()
+    assert {method for method, _ in agent.commands()} == {"PUT"}
+
+    Gateway.objects.update(seen_revision=Revision.current())
+    one_pass()
+    replica.refresh_from_db()
+    assert replica.state == "stopped"
     one_pass()
     assert Replica.objects.count() == 1

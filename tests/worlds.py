@@ -32,6 +32,7 @@ class World:
     strangers: list[Stranger] = field(default_factory=list)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     watching_since: datetime | None = None
+    seen_revision: int | None = None
 
     def node(self, name: str, gpus: int = 4, *, fabric: str = "", **columns: Any) -> World:
         """With a fabric, its agent runs parts of gangs as well."""
@@ -143,6 +144,7 @@ class World:
         return Snapshot(
             now=NOW,
             watching_since=self.watching_since,
+            seen_revision=self.seen_revision,
             nodes=tuple(self.nodes.values()),
             models=tuple(self.models.values()),
             replicas=tuple(self.replicas),
