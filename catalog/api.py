@@ -246,7 +246,9 @@ class KeyViewSet(Resource):
         asked: dict[str, Any] = {
             "name": body.text("name"),
             "scope": body.text("scope") if body.has("scope") else Key.Scope.INFERENCE.value,
-            "expires_in_ns": body.duration("expires_in") if body.has("expires_in") else None,
+            "expires_in_ns": body.duration("expires_in", negative_allowed=True)
+            if body.has("expires_in")
+            else None,
             "why": body.text("why"),
         }
         maker: Any = request.user

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from catalog.actions import mint_key
 from catalog.management.shell import DOOR, add_json, print_json, refusals, who
 from catalog.models import Key
-from catalog.reading import quote
+from catalog.reading import CatalogError, Reader, quote
 
 
 class Command(BaseCommand):
@@ -26,17 +26,32 @@ class Command(BaseCommand):
             default=Key.Scope.INFERENCE.value,
             help="inference: /v1/ alone (if left out); manage: also /api/, as the user",
         )
+        parser.add_argument("--expires-in", metavar="TIME", help="such as 720h; it lasts, if left out")
         add_json(parser)
 
-    def handle(self, *args: Any, name: str, user: str, scope: str, **options: Any) -> None:
+    def handle(
+        self, *args: Any, name: str, user: str, scope: str, expires_in: str | None, **options: Any
+    ) -> None:
         with refusals():
             owner = get_user_model().objects.filter(username=user).first()
             if owner is None:
                 raise CommandError(f"There is no user {quote(user)}; manage.py createsuperuser makes one.")
-            key, text = mint_key(name, user=owner, scope=scope, by=who(), door=DOOR)
+            lives = Reader({} if expires_in is None else {"expires_in": expires_in}, [], subject="", model="")
+            lives_ns = None if expires_in is None else lives.duration("expires_in", negative_allowed=True)
+            if lives.faults:
+                raise CatalogError(lives.faults)
+            key, text = mint_key(name, user=owner, scope=scope, by=who(), door=DOOR, expires_in_ns=lives_ns)
         if options["json"]:
             print_json(
-                self.stdout, {"id": key.pk, "name": key.name, "user": user, "scope": key.scope, "key": text}
+                self.stdout,
+                {
+                    "id": key.pk,
+                    "name": key.name,
+                    "user": user,
+                    "scope": key.scope,
+                    "expires_at": key.expires_at and key.expires_at.isoformat(),
+                    "key": text,
+                },
             )
             return
         self.stderr.write(f"The key {key.pk} of {user}, shown this once:")
