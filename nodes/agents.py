@@ -12,9 +12,10 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -47,6 +48,7 @@ DEPTH_LIMIT = 32  # objects and lists inside one another
 LIST_LIMIT = 1_000  # ranks, GPUs and whatever else of one node
 GPU_NAME_LIMIT, COUNT_LIMIT = 100, 2**31 - 1  # as their columns have it
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -102,12 +104,12 @@ class Told:
 
 def observe(nodes: Sequence[Node], *, cluster: str) -> list[Observation]:
     """Every node's state, asked for all at once; one answer a node, in their order."""
-    return _run(_at_once([_observe(node, cluster) for node in nodes]))
+    return _run(_at_once(partial(_observe, cluster=cluster), nodes))
 
 
 def tell(messages: Sequence[Message]) -> list[Told]:
     """Every message delivered, all at once; one answer a message, in their order."""
-    return _run(_at_once([_tell(message) for message in messages]))
+    return _run(_at_once(_tell, messages))
 
 
 def ask_paths(path: str, spec: ModelSpec) -> list[PathFacts]:
@@ -118,13 +120,13 @@ def ask_paths(path: str, spec: ModelSpec) -> list[PathFacts]:
         for node in Node.objects.filter(seen_lately | Q(seen_at=None), is_cordoned=False)
         if node.seen_at is None or _could_run(spec, node)
     ]
-    return _run(_at_once([_ask_path(node, path) for node in nodes]))
+    return _run(_at_once(partial(_ask_path, path=path), nodes))
 
 
 def read_log(node: Node, replica: str, *, tail: int = 200) -> str:
     """The last lines an engine wrote. Raises AgentProblem."""
     path = f"/v1/replicas/{uuid.UUID(replica)}/log"
-    answer = _run(_ask(node, "GET", path, params={"tail": str(tail)}))
+    (answer,) = _run(_at_once(partial(_ask, method="GET", path=path, params={"tail": str(tail)}), [node]))
     if answer.status != 200:
         raise AgentProblem(_refusal(node, answer))
     return answer.body.decode("utf-8", "replace")
@@ -132,10 +134,15 @@ def read_log(node: Node, replica: str, *, tail: int = 200) -> str:
 
 def last_report(node: Node) -> StateReport | None:
     """What the node last said of itself, without its ranks."""
-    if not node.report:
+    return report_from(node.report)
+
+
+def report_from(raw: object) -> StateReport | None:
+    """A report as the database holds it, None where it holds none."""
+    if not raw:
         return None
     try:
-        return read(StateReport, node.report)
+        return read(StateReport, raw)
     except ProtocolError:  # kept by an older release
         return None
 
@@ -159,20 +166,29 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-async def _at_once(conversations: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+async def _at_once(
+    converse: Callable[[aiohttp.ClientSession, S], Coroutine[Any, Any, T]], subjects: Sequence[S]
+) -> list[T]:
+    """A conversation about each, many at a time, each over a connection of its own."""
     seats = asyncio.Semaphore(AT_ONCE)
 
-    async def seated(conversation: Coroutine[Any, Any, T]) -> T:
+    async def seated(session: aiohttp.ClientSession, subject: S) -> T:
         async with seats:
-            return await conversation
+            return await converse(session, subject)
 
-    return list(await asyncio.gather(*(seated(each) for each in conversations)))
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    ) as session:
+        return list(await asyncio.gather(*(seated(session, subject) for subject in subjects)))
 
 
-async def _observe(node: Node, cluster: str) -> Observation:
+async def _observe(session: aiohttp.ClientSession, node: Node, cluster: str) -> Observation:
     headers = {"If-None-Match": node.etag} if node.etag else {}
     try:
-        answer = await _ask(node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
+        answer = await _ask(session, node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
         if answer.status == 304 and node.etag:
             return Observation(etag=node.etag)
         if answer.status != 200:
@@ -228,18 +244,17 @@ def _check_gpus(gpus: Sequence[str]) -> None:
         raise ProtocolError(f"a GPU's id must have 1 to {GPU_NAME_LIMIT} characters")
 
 
-async def _tell(message: Message) -> Told:
+async def _tell(session: aiohttp.ClientSession, message: Message) -> Told:
     path = f"/v1/replicas/{message.replica}"
     try:
         if message.assignment is not None:
-            answer = await _ask(message.node, "PUT", path, body=to_json(message.assignment))
+            answer = await _ask(session, message.node, "PUT", path, body=to_json(message.assignment))
         else:
             headers = command_headers(
                 cluster=message.cluster, fence=message.fence, generation=message.generation
             )
-            answer = await _ask(
-                message.node, "DELETE", path, headers=headers, params={"drain": f"{message.drain_s}s"}
-            )
+            drain = {"drain": f"{message.drain_s}s"}
+            answer = await _ask(session, message.node, "DELETE", path, headers=headers, params=drain)
         if answer.status >= 300:
             code, _ = _error(answer)
             return Told(answer.status, code=code, sentence=_refusal(message.node, answer))
@@ -257,9 +272,9 @@ def _rank_report(message: Message, answer: _Answer) -> RankReport | None:
     return report if report.replica == message.replica else None
 
 
-async def _ask_path(node: Node, path: str) -> PathFacts:
+async def _ask_path(session: aiohttp.ClientSession, node: Node, path: str) -> PathFacts:
     try:
-        answer = await _ask(node, "POST", "/v1/paths", body={"paths": [path]})
+        answer = await _ask(session, node, "POST", "/v1/paths", body={"paths": [path]})
         if answer.status != 200:
             raise AgentProblem(_refusal(node, answer))
         raw = _parsed(node, answer)
@@ -282,6 +297,7 @@ async def _ask_path(node: Node, path: str) -> PathFacts:
 
 
 async def _ask(
+    session: aiohttp.ClientSession,
     node: Node,
     method: str,
     path: str,
@@ -294,12 +310,7 @@ async def _ask(
     """One question within one deadline, whatever the agent drips. Raises AgentProblem."""
     timeout_s = settings.LLMGW_AGENT_TIMEOUT_S
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            aiohttp.ClientSession(
-                cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
-            ) as session,
-        ):
+        async with asyncio.timeout(timeout_s):
             # While a key is rotated, an agent may still hold the token that the older one minted.
             for key in cluster_keys():
                 token = key.node_token(str(node.uuid), node.token_generation)

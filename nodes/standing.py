@@ -13,14 +13,15 @@ from typing import Any, TypedDict
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Min, Prefetch, Q, QuerySet
+from django.db.models import Min, Q, QuerySet
 
 from catalog.models import Event, Model, Revision
 from catalog.reading import CatalogError
 from catalog.spec import ModelSpec
 from nodes import placement, retry, scaling
 from nodes import snapshot as values
-from nodes.agents import Observation, last_report
+from nodes.agents import Observation, report_from
+from nodes.kept import Kept
 from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll
 from nodes.protocol import (
     CONFIGURATION,
@@ -68,10 +69,16 @@ class Standing:
         self.events: list[Event] = []
         self.rerouted: set[UUID] = set()
         self.loads: dict[int, values.Load | None] = {}  # by model, as they were kept
-        rows = Replica.objects.exclude(state__in=Replica.OVER)
-        for row in rows.prefetch_related(Prefetch("ranks", Rank.objects.prefetch_related("claims"))):
-            ranks = list(row.ranks.all())
-            self.add(row, ranks, [claim for rank in ranks for claim in rank.claims.all()])
+        # Joined by hand: there are thousands, and each related manager costs more than its row.
+        for row in Replica.objects.exclude(state__in=Replica.OVER):
+            self.add(row, [], [])
+        for rank in Rank.objects.exclude(replica__state__in=Replica.OVER):
+            self.ranks[str(rank.replica_id)].append(rank)
+        claims = Claim.objects.exclude(rank__replica__state__in=Replica.OVER).order_by("pk")
+        for rank_id, gpu in claims.values_list("rank_id", "gpu"):
+            self.claims.setdefault(rank_id, []).append(gpu)
+        _launches.keep_only(self.replicas.keys())
+        _reports.keep_only(self.nodes.keys())
 
     def add(self, row: Replica, ranks: Sequence[Rank], claims: Iterable[Claim]) -> None:
         """Count a replica in that is not over."""
@@ -263,7 +270,7 @@ class Standing:
             yield values.Replica(
                 id=replica_id,
                 model=row.model_id,
-                launch=launch_from(row.launch),
+                launch=_launches.get(replica_id, row.launch),
                 ranks=tuple(
                     values.Rank(
                         rank.node_id,
@@ -309,22 +316,21 @@ class Standing:
                 freshness=freshness,
                 is_cordoned=node.is_cordoned,
                 is_draining=node.is_draining,
-                report=last_report(node),
+                report=_reports.get(node.pk, node.report),
                 taken=frozenset(orphaned.get(node.pk, ())),
             )
 
     def _models(self) -> Iterator[values.Model]:
         demand = self._demand()
         rolls = {row.model_id: row for row in Roll.objects.all()}
-        for row in Model.objects.prefetch_related("names", "profiles", "fallbacks"):
-            spec, fault = row.spec, ""
-            try:
-                spec = ModelSpec.load(spec.as_dict())
-            except CatalogError as no:  # written by another release, or by hand
-                fault = f"{no}; edit the model, until then nothing of it is started"
+        rows = Model.objects.prefetch_related("names", "profiles", "fallbacks")
+        _judged.keep_only({row.pk for row in rows})
+        for row in rows:
+            stored = row.spec
+            lawful, fault = _judged.get(row.pk, stored.as_dict())
             yield values.Model(
                 id=row.pk,
-                spec=spec,
+                spec=lawful or stored,
                 source_revision=row.source_revision,
                 **known_of_source(row.source_facts),
                 demand=demand.get(row.pk, demand[None]),
@@ -388,6 +394,17 @@ class Standing:
                     created_at=row.created_at,
                 ),
             )
+
+
+def _judge(stored: dict[str, Any]) -> tuple[ModelSpec | None, str]:
+    """The model as today's law reads it, or what the law has against it."""
+    try:
+        return ModelSpec.load(stored), ""
+    except CatalogError as no:  # written by another release, or by hand
+        return None, f"{no}; edit the model, until then nothing of it is started"
+
+
+_launches, _reports, _judged = Kept(launch_from), Kept(report_from), Kept(_judge)
 
 
 def known_of_source(facts: object) -> SourceFacts:
