@@ -15,9 +15,10 @@ help:
 up: .venv/ready
 	@exec $(BIN)/python manage.py up --port $(PORT)
 
+DIVIDED := --numprocesses auto --maxprocesses 4 --dist loadfile
 test: lint
-	$(BIN)/python -m pytest
-	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest -m "django_db or lasting_database"
+	$(BIN)/python -m pytest $(DIVIDED)
+	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "django_db or lasting_database"
 
 # A hundred thousand steps, other ones each time; the seed is printed, and has a history that failed again.
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
