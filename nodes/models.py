@@ -26,6 +26,7 @@ class Cluster(models.Model):
     alarm = models.TextField(blank=True, editable=False)
 
     class Meta:
+        verbose_name = verbose_name_plural = "reconciler"
         constraints = [models.CheckConstraint(condition=Q(pk=1), name="there_is_one_cluster")]
 
     def __str__(self) -> str:

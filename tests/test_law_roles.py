@@ -14,11 +14,12 @@ from django.db.migrations.executor import MigrationExecutor
 pytestmark = pytest.mark.django_db
 
 roles = import_module("llmgw.migrations.0001_roles")
+reconciler = import_module("llmgw.migrations.0002_reconciler")
 
 
-def run(step: Any) -> None:
+def run(step: Any, name: str = "0001_roles") -> None:
     """A step of the migration, with the models as they were at its time."""
-    state = MigrationExecutor(connection).loader.project_state([("llmgw", "0001_roles")])
+    state = MigrationExecutor(connection).loader.project_state([("llmgw", name)])
     step(state.apps, SimpleNamespace(connection=connection))
 
 
@@ -28,11 +29,11 @@ def may(role: str) -> set[str]:
 
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
-        "view_event", "view_key", "view_model", "view_node", "view_orphan", "view_replica",
+        "view_cluster", "view_event", "view_key", "view_model", "view_node", "view_orphan", "view_replica",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
-        "add_key", "add_model", "change_key", "change_model", "change_node", "change_replica", "delete_model",
-        "see_env",
+        "add_key", "add_model", "change_cluster", "change_key", "change_model", "change_node",
+        "change_replica", "delete_model", "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
         "add_group", "add_user", "any_key", "change_group", "change_user", "delete_group", "delete_user",
@@ -60,7 +61,20 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(reconciler.take_back, "0002_reconciler")
     Group.objects.get(name="operator").user_set.add(User.objects.create_user("otto"))
     Group.objects.get(name="admin").permissions.add(Permission.objects.get(codename="add_session"))
     run(roles.take_back)
     assert set(Group.objects.values_list("name", flat=True)) == {"operator", "admin"}
+
+
+def test_what_was_given_for_the_reconciler_is_given_once_and_taken_back() -> None:
+    given = {"viewer": {"view_cluster"}, "operator": {"view_cluster", "change_cluster"}}
+    before = {role: may(role) for role in given}
+    run(reconciler.take_back, "0002_reconciler")
+    assert {role: before[role] - may(role) for role in given} == given
+    Group.objects.get(name="admin").delete()
+    for _ in range(2):
+        run(reconciler.give, "0002_reconciler")
+    assert {role: may(role) for role in given} == before
+    assert not Group.objects.filter(name="admin").exists(), "an operator has taken it away"
