@@ -26,13 +26,24 @@ from catalog.listing import Filter, Listing
 from catalog.models import Event, Key, Model, Name, Profile
 from catalog.reading import NAME_LIMIT, Reader, quote
 from catalog.resources import Addresses, Resource, body_of, expected_revision, settle
-from catalog.schema import describe_check, describe_events, describe_keys, describe_models, describe_profile
+from catalog.schema import (
+    describe_check,
+    describe_events,
+    describe_keys,
+    describe_models,
+    describe_profile,
+    describe_roll,
+)
 from catalog.showing import event_as_dict, events_for, key_as_dict, keys_for
 from catalog.spec import ENGINES
+from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
+from nodes.outlook import why_of
 from nodes.preview import preview
+from nodes.schema import describe_why
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
+from nodes.telling import why_as_dict
 
 _BESIDE = ("why", "skip_source_check")  # said of a change, and no part of the model
 _READ_ONLY = ("status",)  # told by a GET beside the catalog's own fields; ignored where it is sent back
@@ -56,8 +67,8 @@ class ModelViewSet(Resource):
     queryset = models_with_replicas()
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
-    posted = ("check",)
-    beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}"}
+    posted = ("check", "roll")
+    beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}", "why": "why"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "catalog.view_model",
         "retrieve": "catalog.view_model",  # and what lies beneath it
@@ -65,6 +76,7 @@ class ModelViewSet(Resource):
         "update": "catalog.change_model",
         "partial_update": "catalog.change_model",
         "check": "catalog.change_model",
+        "roll": "catalog.change_model",
         "destroy": "catalog.delete_model",
     }
     listing = Listing(
@@ -97,9 +109,17 @@ class ModelViewSet(Resource):
         return found
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """A model by the whole address if there is one; otherwise a profile beneath another."""
-        found = self.get_queryset().filter(name=self.kwargs["name"]).first()
-        return self._answer(found) if found else self.profile(request)
+        """A model by the whole address if there is one; otherwise what lies beneath another."""
+        name = self.kwargs["name"]
+        found = self.get_queryset().filter(name=name).first()
+        if found:
+            return self._answer(found)
+        return self.why(request) if name.endswith("/why") else self.profile(request)
+
+    @describe_why
+    def why(self, request: Request) -> Response:
+        self.kwargs["name"] = self.kwargs["name"].removesuffix("/why")
+        return Response(why_as_dict(why_of(self.get_object().name)))
 
     @describe_profile
     def profile(self, request: Request) -> Response:
@@ -166,6 +186,17 @@ class ModelViewSet(Resource):
         return self._outcome(
             actions.check_model(stored.name, pin=pin, ask_paths=ask_paths, after_change=wake, **said)
         )
+
+    @describe_roll
+    def roll(self, request: Request) -> Response:
+        stored = self.get_object()
+        body = body_of(request, "cancel", "why")
+        verb = cancel_roll if body.is_true("cancel") else roll_model
+        why = body.text("why")
+        settle(body)
+        if verb(stored, by=request.user.get_username(), why=why, door="api"):
+            wake()
+        return self._answer(self.get_object())
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:
         """The body apart from what is said beside the model; and what every verb wants to be told."""
@@ -303,7 +334,7 @@ class EventViewSet(Resource):
             "kind": Filter(
                 "What it was done to.",
                 lambda kind: Q(kind=kind),
-                ("model", "key", "node", "replica", "user", "group"),
+                ("model", "key", "node", "replica", "cluster", "user", "group"),
             ),
             "subject": Filter("The name of what it was done to.", lambda name: Q(subject=name)),
             "verb": Filter("What was done.", lambda verb: Q(verb=verb)),

@@ -116,6 +116,15 @@ class CapabilitiesSerializer(shapes.Serializer):
     embeddings = shapes.BooleanField(required=False)
 
 
+class RollSerializer(shapes.Serializer):
+    """Stale replicas are being replaced one after another."""
+
+    by = shapes.CharField(allow_blank=True)
+    why = shapes.CharField(allow_blank=True)
+    asked_at = _moment()
+    halted = shapes.CharField(allow_blank=True, help_text="Why it goes no further; empty: it does.")
+
+
 class UnplacedSerializer(shapes.Serializer):
     missing = shapes.IntegerField(help_text="Replicas short of what is wanted.")
     why = shapes.CharField()
@@ -140,6 +149,7 @@ class StatusSerializer(shapes.Serializer):
     wanted = shapes.IntegerField()
     stale = shapes.IntegerField(help_text="Replicas that a restart would change.")
     unplaced = UnplacedSerializer(allow_null=True)
+    roll = RollSerializer(allow_null=True)
     faults = shapes.ListField(
         child=shapes.CharField(), help_text="What today's law has against what is stored."
     )
@@ -224,6 +234,11 @@ class CheckSerializer(shapes.Serializer):
     why = _text(TEXT_LIMIT, "Kept in the history.")
 
 
+class RollingSerializer(shapes.Serializer):
+    cancel = shapes.BooleanField(required=False, help_text="Replace no more; what has been stays.")
+    why = _text(TEXT_LIMIT, "Kept in the history.")
+
+
 class NeedsSerializer(shapes.Serializer):
     """What a node must have for a replica, or for one rank of it."""
 
@@ -300,7 +315,7 @@ class EventSerializer(shapes.Serializer):
     by = shapes.CharField(allow_blank=True, help_text="Empty: llmgw itself.")
     door = shapes.CharField(allow_blank=True, help_text="admin, api, command, or the loop.")
     verb = shapes.CharField()
-    kind = shapes.CharField(help_text="model, key, node or replica.")
+    kind = shapes.CharField(help_text="model, key, node, replica, cluster, user or group.")
     subject = shapes.CharField(allow_blank=True)
     why = shapes.CharField(allow_blank=True)
     revision = shapes.IntegerField(help_text="What a change of the catalog was counted as, otherwise 0.")
@@ -361,7 +376,8 @@ class Schema(AutoSchema):
             yield "404"
         if self.method in ("POST", "PUT", "PATCH"):
             yield from ("413", "415")
-        if self.method != "GET" and self.view.queryset.model is Model:
+        rows = getattr(self.view, "queryset", None)
+        if self.method != "GET" and rows is not None and rows.model is Model:
             yield "409"
 
 
@@ -408,7 +424,7 @@ def close(result: dict[str, Any], **told: Any) -> dict[str, Any]:
 # --- the views ------------------------------------------------------------------------------------
 
 WHY = OpenApiParameter("why", str, OpenApiParameter.QUERY, description="Kept in the history.")
-_NAME = OpenApiParameter(
+MODEL_NAME = OpenApiParameter(
     "name", str, OpenApiParameter.PATH, description="The canonical name; it may hold slashes."
 )
 _ETAG = OpenApiParameter(
@@ -434,7 +450,7 @@ _GONE = OpenApiResponse(description="Done; there is nothing more to tell.")
 
 describe_models = extend_schema_view(
     list=extend_schema(summary="Models", responses=ModelSerializer(many=True)),
-    retrieve=extend_schema(summary="One model", parameters=[_NAME, _ETAG], responses=ModelSerializer),
+    retrieve=extend_schema(summary="One model", parameters=[MODEL_NAME, _ETAG], responses=ModelSerializer),
     create=extend_schema(
         summary="Add a model",
         parameters=[_ETAG, _LOCATION],
@@ -443,26 +459,33 @@ describe_models = extend_schema_view(
     ),
     update=extend_schema(
         summary="Replace a model whole",
-        parameters=[_NAME, _IF_MATCH, _ETAG],
+        parameters=[MODEL_NAME, _IF_MATCH, _ETAG],
         request=ReplacingModelSerializer,
         responses={200: ModelSerializer, 412: _CHANGED},
     ),
     partial_update=extend_schema(
         summary="Change some fields of a model",
-        parameters=[_NAME, _IF_MATCH, _ETAG],
+        parameters=[MODEL_NAME, _IF_MATCH, _ETAG],
         request=ModelPatchSerializer,
         responses={200: ModelSerializer, 412: _CHANGED},
     ),
     destroy=extend_schema(
         summary="Remove a model; its replicas drain",
-        parameters=[_NAME, _IF_MATCH, WHY],
+        parameters=[MODEL_NAME, _IF_MATCH, WHY],
         responses={204: _GONE, 412: _CHANGED},
     ),
 )
 describe_check = extend_schema(
     summary="Ask about the source of a model again",
-    parameters=[_NAME, _ETAG],
+    parameters=[MODEL_NAME, _ETAG],
     request=CheckSerializer,
+    responses={200: ModelSerializer},
+)
+
+describe_roll = extend_schema(
+    summary="Replace the stale replicas of a model one after another; where none is, nothing happens",
+    parameters=[MODEL_NAME, _ETAG],
+    request=RollingSerializer,
     responses={200: ModelSerializer},
 )
 
@@ -470,7 +493,7 @@ _PROFILE = OpenApiParameter(
     "profile", str, OpenApiParameter.PATH, description="The name of one of its profiles."
 )
 describe_profile = extend_schema(
-    summary="What a profile will run", parameters=[_NAME, _PROFILE], responses=PreviewSerializer
+    summary="What a profile will run", parameters=[MODEL_NAME, _PROFILE], responses=PreviewSerializer
 )
 
 describe_keys = extend_schema_view(

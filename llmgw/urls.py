@@ -19,6 +19,7 @@ from catalog.api import no_such_address
 from catalog.api import router as catalog_router
 from llmgw.docs import show_docs, show_schema
 from nodes.api import router as nodes_router
+from nodes.api import urls as nodes_urls
 
 
 @require_safe
@@ -32,7 +33,8 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def what_rest_serves(request: Request) -> Response:
     """For whoever opens the address of REST itself."""
     names = [prefix for router in (catalog_router, nodes_router) for prefix, *_ in router.registry]
-    return Response({name: request.build_absolute_uri(f"/api/{name}") for name in [*names, "schema", "docs"]})
+    names += ["plan", "reconciler", "schema", "docs"]
+    return Response({name: request.build_absolute_uri(f"/api/{name}") for name in names})
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
@@ -60,6 +62,6 @@ urlpatterns = [
     re_path("^api/schema/?$", show_schema, name="schema"),
     re_path("^api/docs/?$", admin.site.admin_view(show_docs)),
     path("api/", include(catalog_router.urls)),
-    path("api/", include(nodes_router.urls)),
+    path("api/", include(nodes_urls)),
     path("api/<path:rest>", no_such_address),
 ]

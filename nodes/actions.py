@@ -15,6 +15,7 @@ from catalog.models import Model, Revision
 from catalog.reading import NAME_LIMIT, quote, storable
 from nodes.agents import cluster_keys
 from nodes.models import Cluster, Held, Node, Replica, Roll
+from nodes.showing import models_with_replicas, tally
 
 
 class NodeRefused(ValueError):
@@ -116,11 +117,13 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
     return bool(changed)
 
 
-def roll_model(model: Model, *, by: str, why: str, door: str) -> Roll:
+def roll_model(model: Model, *, by: str, why: str, door: str) -> Roll | None:
     """Replace the model's stale replicas one after another, as the catalog has them at this moment. What was
-    rolling before, or had halted, begins anew from here."""
+    rolling before, or had halted, begins anew from here. None: nothing of it is stale."""
     with transaction.atomic():
         Revision.hold()
+        if not any(tally(row).stale for row in models_with_replicas().filter(pk=model.pk)):
+            return None
         keep = model.replicas.filter(wanted=Replica.Wanted.RUN).exclude(state__in=Replica.OVER).count()
         Roll.objects.filter(model=model).delete()
         roll = Roll.objects.create(model=model, by=by, why=storable(why), keep=keep)

@@ -1,5 +1,5 @@
-"""Replicas and nodes over REST: what was observed, where it differs from the catalog, and the few things that
-an operator may do to them.
+"""Replicas, nodes and the reconciler over REST: what was observed, where it differs from the catalog, what
+the next pass would do, and the few things that an operator may do about it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,35 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
 from django.db.models import Q
+from django.urls import re_path
 from rest_framework import exceptions, status
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.viewsets import ViewSet
 
 from catalog.hiding import SEE_ENV
-from catalog.listing import Filter, Listing
+from catalog.listing import Filter, Listing, check_parameters
 from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, settle
+from catalog.rest import MayDo
 from nodes import actions
 from nodes.models import Node, Rank, Replica
-from nodes.schema import describe_cordon, describe_nodes, describe_replicas, describe_uncordon
-from nodes.showing import node_as_dict, nodes, of_model, replica_as_dict, replicas
+from nodes.outlook import preview_plan
+from nodes.schema import (
+    describe_allow,
+    describe_cordon,
+    describe_drain,
+    describe_nodes,
+    describe_pause,
+    describe_plan,
+    describe_replicas,
+    describe_resume,
+    describe_state,
+    describe_uncordon,
+)
+from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
+from nodes.telling import outlook_as_dict
 
 
 @describe_replicas
@@ -79,12 +95,13 @@ class NodeViewSet(Resource):
     queryset = nodes()
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
-    posted = ("cordon", "uncordon")
+    posted = ("cordon", "uncordon", "drain")
     needs: ClassVar[Mapping[str, str]] = {
         "list": "nodes.view_node",
         "retrieve": "nodes.view_node",
         "cordon": "nodes.change_node",
         "uncordon": "nodes.change_node",
+        "drain": "nodes.change_node",
     }
     listing = Listing(
         orders={"name": "name", "created": "created_at"},
@@ -92,6 +109,11 @@ class NodeViewSet(Resource):
             "cordoned": Filter(
                 "Whether nothing new is placed there.",
                 lambda text: Q(is_cordoned=text == "true"),
+                ("true", "false"),
+            ),
+            "draining": Filter(
+                "Whether what runs there moves.",
+                lambda text: Q(is_draining=text == "true"),
                 ("true", "false"),
             ),
         },
@@ -113,6 +135,10 @@ class NodeViewSet(Resource):
     def uncordon(self, request: Request) -> Response:
         return self._change(actions.uncordon)
 
+    @describe_drain
+    def drain(self, request: Request) -> Response:
+        return self._change(actions.drain_node)
+
     def _change(self, verb: Any) -> Response:
         node = self.get_object()
         body = body_of(self.request, "why")
@@ -126,6 +152,60 @@ class NodeViewSet(Resource):
         return node_as_dict(node)
 
 
+class ReconcilerViewSet(ViewSet):
+    """What the reconciler will do, and whether it may."""
+
+    permission_classes = (MayDo,)
+    needs: ClassVar[Mapping[str, str]] = {
+        "plan": "nodes.view_cluster",
+        "state": "nodes.view_cluster",
+        "pause": "nodes.change_cluster",
+        "resume": "nodes.change_cluster",
+        "allow": "nodes.change_cluster",
+    }
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        check_parameters(request, ())
+
+    @describe_plan
+    def plan(self, request: Request) -> Response:
+        return Response(outlook_as_dict(preview_plan()))
+
+    @describe_state
+    def state(self, request: Request) -> Response:
+        return Response(acting().as_dict())
+
+    @describe_pause
+    def pause(self, request: Request) -> Response:
+        return self._change(actions.pause)
+
+    @describe_resume
+    def resume(self, request: Request) -> Response:
+        return self._change(actions.resume)
+
+    @describe_allow
+    def allow(self, request: Request) -> Response:
+        return self._change(actions.allow_held)
+
+    def _change(self, verb: Any) -> Response:
+        body = body_of(self.request, "why")
+        why = body.text("why")
+        settle(body)
+        if verb(by=self.request.user.get_username(), why=why, door="api"):
+            wake()
+        return Response(acting().as_dict())
+
+
 router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
+urls = [
+    *router.urls,
+    re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),
+    re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),
+    *(
+        re_path(rf"^reconciler/{verb}/?\Z", ReconcilerViewSet.as_view({"post": verb}))
+        for verb in ("pause", "resume", "allow")
+    ),
+]

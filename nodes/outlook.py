@@ -7,11 +7,13 @@ catalog is looked at in the same way, before it is made.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from django.conf import settings
 
+from catalog.actions import find_model
 from catalog.models import database_now
+from catalog.reading import CatalogError, Fault, quote
 from catalog.source import Finding
 from catalog.spec import ModelSpec
 from nodes import lease
@@ -21,7 +23,7 @@ from nodes.consequences import Consequences, consequences, with_added, with_edit
 from nodes.models import Cluster, Node, Orphan
 from nodes.plan import plan
 from nodes.protocol import READY, RankReport
-from nodes.showing import paused_says, unwatched_says
+from nodes.showing import Acting
 from nodes.snapshot import Model, Snapshot, Stranger
 from nodes.stale import launch_from
 from nodes.standing import Standing, known_of_source
@@ -32,20 +34,12 @@ LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The plan, and what keeps passes from acting on it. unwatched: how long no pass has been made; None:
-    there never was one."""
+    """The plan line by line, and what keeps passes from acting on it."""
 
     snapshot: Snapshot
     plan: Plan
     items: tuple[Item, ...]
-    cluster: Cluster
-    unwatched: timedelta | None
-
-    @property
-    def obstacles(self) -> tuple[str, ...]:
-        """Why nothing of it would be done, or not all: a sentence each."""
-        unseen, paused = unwatched_says(self.unwatched), paused_says(self.cluster)
-        return tuple(filter(None, (unseen, paused, self.plan.alarm)))
+    acting: Acting
 
     def model(self, name: str) -> Model | None:
         return next((each for each in self.snapshot.models if each.spec.name == name), None)
@@ -53,7 +47,10 @@ class Outlook:
     def why(self, model: Model) -> Why:
         """Why the model does not run where or as wanted; what keeps passes from acting is a part of that."""
         found = explain(self.snapshot, self.items, model)
-        return replace(found, amiss=(*self.obstacles, *found.amiss)) if found.amiss else found
+        if found.is_as_wanted:
+            return found
+        in_the_way = (self.acting.unwatched_says, self.acting.paused_says, self.plan.alarm)
+        return replace(found, amiss=(*filter(None, in_the_way), *found.amiss))
 
 
 def preview_plan() -> Outlook:
@@ -66,7 +63,22 @@ def preview_plan() -> Outlook:
     standing.strangers = [_stranger(orphan) for orphan in Orphan.objects.all()]
     snapshot = standing.snapshot()
     decision = plan(snapshot)
-    return Outlook(snapshot, decision, agenda(decision, snapshot), Cluster.this(), unwatched)
+    held = decision.held
+    alarm = "; ".join(filter(None, (decision.alarm, held.why if held else "")))
+    count = len(held.drain) + len(held.stop) if held else 0
+    state = Acting(Cluster.this(), unwatched, alarm, count)
+    return Outlook(snapshot, decision, agenda(decision, snapshot), state)
+
+
+def why_of(name: str) -> Why:
+    """Why the model does not run where or as wanted. Raises CatalogError where there is none of this name."""
+    find_model(name)
+    outlook = preview_plan()
+    model = outlook.model(name)
+    if model is None:
+        says = f"model {quote(name)} was removed by somebody else just now"
+        raise CatalogError([Fault(name, "", "", "conflict", says)])
+    return outlook.why(model)
 
 
 def preview_change(name: str, wanted: ModelSpec | None, finding: Finding | None = None) -> Consequences:

@@ -8,9 +8,11 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema
 from rest_framework import serializers as shapes
 
 from catalog.reading import TEXT_LIMIT
-from catalog.schema import WHY
+from catalog.schema import MODEL_NAME, WHY
+from nodes.agenda import BUCKETS
 from nodes.models import Replica
 from nodes.placement import Freshness
+from nodes.showing import GpuUse
 
 
 def _text(says: str = "") -> Any:
@@ -110,6 +112,7 @@ class GpuSerializer(shapes.Serializer):
     used_mib = _whole(required=False)
     foreign_mib = _whole("Held by what is not llmgw's.", required=False)
     is_healthy = shapes.BooleanField(required=False)
+    use = shapes.ChoiceField([each.value for each in GpuUse])
     taken_by = _text("A replica, an orphan, something else; empty: free.")
 
 
@@ -128,12 +131,14 @@ class NodeSerializer(shapes.Serializer):
     seen_at = shapes.DateTimeField(allow_null=True)
     age_s = shapes.FloatField(allow_null=True, help_text="Seconds since it was heard from.")
     problem = _text()
-    cordoned = shapes.BooleanField()
+    cordoned = shapes.BooleanField(help_text="Nothing new is placed there.")
+    draining = shapes.BooleanField(help_text="What runs there moves.")
     cordoned_by = _text()
     cordoned_why = _text()
     gpus_total = _whole()
     gpus_free = _whole()
     gpus = shapes.ListField(child=GpuSerializer())
+    replicas = shapes.ListField(child=shapes.UUIDField(), help_text="With a rank there, and not over.")
     engines = shapes.ListField(child=EngineSerializer())
     labels = shapes.DictField(child=shapes.CharField(allow_blank=True))
     fabric = _text()
@@ -143,7 +148,7 @@ class NodeSerializer(shapes.Serializer):
     agent_version = _text()
 
 
-class WhySerializer(shapes.Serializer):
+class ReasonSerializer(shapes.Serializer):
     why = shapes.CharField(
         max_length=TEXT_LIMIT, allow_blank=True, required=False, help_text="Kept in the history."
     )
@@ -157,8 +162,92 @@ describe_nodes = extend_schema_view(
 )
 _CORDONING: dict[str, Any] = {
     "parameters": [_NAME],
-    "request": WhySerializer,
+    "request": ReasonSerializer,
     "responses": {200: NodeSerializer},
 }
 describe_cordon = extend_schema(summary="Place nothing new on a node", **_CORDONING)
 describe_uncordon = extend_schema(summary="Place replicas on a node again", **_CORDONING)
+describe_drain = extend_schema(
+    summary="Empty a node: what runs there moves, each replica once another has taken its place", **_CORDONING
+)
+
+
+# --- the reconciler -------------------------------------------------------------------------------
+
+
+class ItemSerializer(shapes.Serializer):
+    """A line of a plan."""
+
+    bucket = shapes.ChoiceField(BUCKETS)
+    model = _text("Empty: nobody knows.")
+    profile = _text()
+    replica = shapes.UUIDField(allow_null=True, help_text="null: it is yet to be.")
+    replaces = shapes.UUIDField(allow_null=True, help_text="The replica that leaves once this one is ready.")
+    nodes = shapes.ListField(child=shapes.CharField())
+    gpus = shapes.ListField(child=shapes.CharField())
+    missing = _whole("Replicas short of what is wanted.")
+    why = _text()
+
+
+class StateSerializer(shapes.Serializer):
+    """What keeps the reconciler from acting, if anything does."""
+
+    last_pass_age_s = shapes.FloatField(allow_null=True, help_text="null: there never was a pass.")
+    paused = shapes.BooleanField()
+    paused_by = _text()
+    paused_why = _text()
+    alarm = _text("What it does not act on, and why; empty: nothing.")
+    held = _whole("Ends of replicas that wait for a person's yes.")
+    obstacles = shapes.ListField(child=shapes.CharField(), help_text="A sentence each.")
+
+
+class CountsSerializer(shapes.Serializer):
+    """How many lines there are of each kind."""
+
+    def get_fields(self) -> dict[str, Any]:
+        return {bucket: shapes.IntegerField() for bucket in BUCKETS}
+
+
+class PlanSerializer(StateSerializer):
+    """What the next pass would do, and why; read without doing it."""
+
+    at = shapes.DateTimeField()
+    acts = shapes.BooleanField(help_text="Whether it changes anything.")
+    counts = CountsSerializer()
+    items = shapes.ListField(child=ItemSerializer())
+
+
+class NodeSaysSerializer(shapes.Serializer):
+    node = shapes.CharField()
+    reason = _text("Empty: there is room for one more.")
+
+
+class ProfileSaysSerializer(shapes.Serializer):
+    profile = shapes.CharField()
+    says = _text("What all nodes say together.")
+    nodes = shapes.ListField(child=NodeSaysSerializer())
+
+
+class WhySerializer(shapes.Serializer):
+    """Why a model does not run where or as wanted."""
+
+    model = shapes.CharField()
+    as_wanted = shapes.BooleanField()
+    says = _text()
+    amiss = shapes.ListField(child=shapes.CharField(), help_text="What is not as wanted, a sentence each.")
+    ready = _whole()
+    wanted = _whole()
+    profiles = shapes.ListField(child=ProfileSaysSerializer(), help_text="The preferred one first.")
+
+
+describe_why = extend_schema(
+    summary="Why a model does not run where or as wanted", parameters=[MODEL_NAME], responses=WhySerializer
+)
+_ACTING: dict[str, Any] = {"request": ReasonSerializer, "responses": {200: StateSerializer}}
+describe_plan = extend_schema(summary="What the next pass would do, and why", responses=PlanSerializer)
+describe_state = extend_schema(
+    summary="Whether the reconciler acts, and what keeps it", responses=StateSerializer
+)
+describe_pause = extend_schema(summary="Start and stop nothing until it is resumed", **_ACTING)
+describe_resume = extend_schema(summary="Let it act again", **_ACTING)
+describe_allow = extend_schema(summary="Say yes to what the last pass held back", **_ACTING)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models
@@ -21,8 +23,9 @@ from catalog.hiding import hide_all, hide_model
 from catalog.models import Model
 from catalog.spec import ModelSpec
 from catalog.typed import scaling_words, span_words
+from nodes import lease
 from nodes.agents import last_report
-from nodes.models import Cluster, Node, Replica
+from nodes.models import Cluster, Held, Node, Replica
 from nodes.placement import FOREIGN_LIMIT_MIB, Freshness, freshness
 from nodes.protocol import GpuReport, to_json
 from nodes.stale import Staleness, judge, launch_from
@@ -188,9 +191,10 @@ class Tally:
 
 
 def models_with_replicas() -> QuerySet[Model]:
-    """All models, with their replicas that are not over, and what could not be placed. Five queries."""
+    """All models, with their replicas that are not over, what could not be placed, and their rolls. Five
+    queries."""
     alive = with_age(Replica.objects.exclude(state__in=Replica.OVER), "state_since")
-    return Model.objects.select_related("unplaced").prefetch_related(
+    return Model.objects.select_related("unplaced", "roll").prefetch_related(
         "names", "profiles", "fallbacks", Prefetch("replicas", alive, "alive")
     )
 
@@ -222,6 +226,7 @@ def model_as_dict(model: Model, *, sees_env: bool = False) -> dict[str, Any]:
             "wanted": counted.wanted,
             "stale": counted.stale,
             "unplaced": _unplaced(model),
+            "roll": _roll(model),
             "faults": [fault.sentence for fault in spec.faults_today()],
             "source": {
                 "state": model.source_state or "unchecked",
@@ -240,41 +245,96 @@ def _unplaced(model: Model) -> dict[str, Any] | None:
     return {"missing": model.unplaced.missing, "why": model.unplaced.why}
 
 
+def _roll(model: Model) -> dict[str, Any] | None:
+    if not hasattr(model, "roll"):
+        return None
+    roll = model.roll
+    return {"by": roll.by, "why": roll.why, "asked_at": roll.asked_at.isoformat(), "halted": roll.halted}
+
+
 # --- the reconciler -------------------------------------------------------------------------------
 
 
-def paused_says(cluster: Cluster) -> str:
-    """Why passes change nothing; empty where they do."""
-    if not cluster.is_paused:
-        return ""
-    why = f" ({cluster.paused_why})" if cluster.paused_why else ""
-    return (
-        f"nothing is started or stopped: {cluster.paused_by} has paused the reconciler{why}; "
-        "manage.py reconcile_resume lets it act again"
-    )
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """Whether passes act. unwatched: how long none has been made, None where there never was one. alarm: what
+    they do not act on, and why. held: how many ends of replicas wait for a person's yes."""
+
+    cluster: Cluster
+    unwatched: timedelta | None
+    alarm: str = ""
+    held: int = 0
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why nothing is done, or not all: a sentence each."""
+        return tuple(filter(None, (self.unwatched_says, self.paused_says, self.alarm)))
+
+    @property
+    def paused_says(self) -> str:
+        if not self.cluster.is_paused:
+            return ""
+        why = f" ({self.cluster.paused_why})" if self.cluster.paused_why else ""
+        return (
+            f"nothing is started or stopped: {self.cluster.paused_by} has paused the reconciler{why}; "
+            "manage.py reconcile_resume lets it act again"
+        )
+
+    @property
+    def unwatched_says(self) -> str:
+        """Of a reconciler that is not there."""
+        longest_s = max(settings.LLMGW_SUSPECT_AFTER_S, 3 * settings.LLMGW_TICK_S)
+        if self.unwatched is None:
+            since = "no pass has been made yet"
+        elif self.unwatched.total_seconds() <= longest_s:
+            return ""
+        else:
+            since = f"no pass has been made for {span_words(self.unwatched.total_seconds())}"
+        return f"{since}; see to it that a worker runs, and one with --beat"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As REST and `--json` tell it."""
+        return {
+            "last_pass_age_s": seconds(self.unwatched),
+            "paused": self.cluster.is_paused,
+            "paused_by": self.cluster.paused_by,
+            "paused_why": self.cluster.paused_why,
+            "alarm": self.alarm,
+            "held": self.held,
+            "obstacles": list(self.obstacles),
+        }
 
 
-def unwatched_says(unwatched: timedelta | None) -> str:
-    """Of a reconciler that is not there; `unwatched` as the lease tells it, None where there was no pass."""
-    longest_s = max(settings.LLMGW_SUSPECT_AFTER_S, 3 * settings.LLMGW_TICK_S)
-    if unwatched is None:
-        since = "no pass has been made yet"
-    elif unwatched.total_seconds() <= longest_s:
-        return ""
-    else:
-        since = f"no pass has been made for {span_words(unwatched.total_seconds())}"
-    return f"{since}; see to it that a worker runs, and one with --beat"
+def acting() -> Acting:
+    """As the last pass left it. Three queries."""
+    cluster = Cluster.this()
+    return Acting(cluster, lease.unwatched(), cluster.alarm, Held.objects.count())
 
 
 # --- nodes ----------------------------------------------------------------------------------------
 
 
+class GpuUse(StrEnum):
+    """What a device is to placement, in a word."""
+
+    FREE = "free"
+    REPLICA = "replica"
+    ORPHAN = "orphan"
+    FOREIGN = "foreign"
+    SICK = "sick"
+
+
 @dataclass(frozen=True, slots=True)
 class ShownGpu:
-    """A device as reported, and what it is taken by: a replica, an orphan, something else; empty: free."""
+    """A device as reported, its use, and what it is taken by in words; empty: it is free.
+
+    replica: the id of the replica that holds it, None where none does.
+    """
 
     gpu: GpuReport
+    use: GpuUse
     taken_by: str
+    replica: UUID | None = None
 
 
 def nodes() -> QuerySet[Node]:
@@ -295,21 +355,34 @@ def freshness_of(node: Node) -> Freshness:
 
 
 def gpus_of(node: Node) -> list[ShownGpu]:
-    """Of a row of `nodes()`, as its agent last reported them."""
+    """Of a row of `nodes()`, as its agent last reported them, and who holds them by the record."""
     report = last_report(node)
-    holders = {
+    orphans = {
         gpu: f"orphan {str(orphan.replica)[:8]}" for orphan in node.orphans.all() for gpu in orphan.gpus
     }
-    holders |= {claim.gpu: str(claim.rank.replica) for claim in node.claims.all()}
-    return [ShownGpu(gpu, holders.get(gpu.id) or _other_use(gpu)) for gpu in (report.gpus if report else ())]
+    claims = {claim.gpu: claim.rank.replica for claim in node.claims.all()}
+    found = []
+    for gpu in report.gpus if report else ():
+        if holder := claims.get(gpu.id):
+            found.append(ShownGpu(gpu, GpuUse.REPLICA, str(holder), holder.pk))
+        elif gpu.id in orphans:
+            found.append(ShownGpu(gpu, GpuUse.ORPHAN, orphans[gpu.id]))
+        else:
+            found.append(ShownGpu(gpu, *_other_use(gpu)))
+    return found
 
 
-def _other_use(gpu: GpuReport) -> str:
+def _other_use(gpu: GpuReport) -> tuple[GpuUse, str]:
     if not gpu.is_healthy:
-        return "nothing: it is not healthy"
+        return GpuUse.SICK, "nothing: it is not healthy"
     if (gpu.foreign_mib or 0) > FOREIGN_LIMIT_MIB:
-        return f"something else on the node ({gpu.foreign_mib} MiB)"
-    return ""
+        return GpuUse.FOREIGN, f"something else on the node ({gpu.foreign_mib} MiB)"
+    return GpuUse.FREE, ""
+
+
+def running_on(node: Node) -> list[Replica]:
+    """Of a row of `nodes()`: the replicas with a rank there that are not over."""
+    return [rank.replica for rank in node.ranks.all() if rank.replica.state not in Replica.OVER]
 
 
 def node_as_dict(node: Node) -> dict[str, Any]:
@@ -325,11 +398,13 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "age_s": seconds(node.age),  # type: ignore[attr-defined]  # annotated
         "problem": node.problem,
         "cordoned": node.is_cordoned,
+        "draining": node.is_draining,
         "cordoned_by": node.cordoned_by,
         "cordoned_why": node.cordoned_why,
         "gpus_total": len(gpus),
         "gpus_free": sum(not each.taken_by for each in gpus),
-        "gpus": [{**to_json(each.gpu), "taken_by": each.taken_by} for each in gpus],
+        "gpus": [{**to_json(each.gpu), "use": each.use, "taken_by": each.taken_by} for each in gpus],
+        "replicas": [str(replica.pk) for replica in running_on(node)],
         "engines": [to_json(engine) for engine in report.engines] if report else [],
         "labels": dict(report.labels) if report else {},
         "fabric": report.fabric if report else "",

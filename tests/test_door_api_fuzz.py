@@ -77,7 +77,7 @@ def test_an_answer_is_as_described_whatever_comes_in(operation: Any, settings: A
         "replicas": str(replica.pk),
         "events": "1",
     }
-    known = {"name": there[of], "id": there[of], "profile": "default"}
+    known = {"name": there.get(of), "id": there.get(of), "profile": "default"}
 
     @bounded(
         max_examples=EXAMPLES,
@@ -109,7 +109,10 @@ WRITES = [
     ("PATCH", "models/tiny", "ModelPatchRequest"),
     ("POST", "models/tiny/check", "CheckRequest"),
     ("POST", "keys", "NewKeyRequest"),
-    ("POST", "nodes/gpu-01/cordon", "WhyRequest"),
+    ("POST", "models/tiny/roll", "RollingRequest"),
+    ("POST", "nodes/gpu-01/cordon", "ReasonRequest"),
+    ("POST", "nodes/gpu-01/drain", "ReasonRequest"),
+    ("POST", "reconciler/pause", "ReasonRequest"),
 ]
 
 

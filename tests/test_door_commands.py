@@ -452,7 +452,7 @@ def test_nodes_prints_a_table() -> None:
     assert manage("nodes") == "There is no node yet; manage.py node_add adds one.\n"
     a_replica(a_model(), a_node())
     heading, line = manage("nodes").splitlines()
-    assert heading.split() == ["NODE", "STATE", "SEEN", "GPUS", "FREE", "ENGINES", "ADDRESS", "NOTE"]
+    assert heading.split() == ["NODE", "STATE", "SEEN", "GPUS", "FREE", "RUNS", "ENGINES", "ADDRESS", "NOTE"]
     assert line.split()[0:2] == ["gpu-01", "fresh"]
     assert "1 of 2" in line
     assert json.loads(manage("nodes", "--json"))[0]["gpus_free"] == 1

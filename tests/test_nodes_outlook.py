@@ -35,7 +35,7 @@ def test_what_it_tells_is_what_the_pass_does(agent_of: Callable[..., FakeAgent])
     Model.objects.filter(pk=first.pk).update(scaling_min=1, scaling_max=1)
     told = preview_plan()
     assert lines(told) == ["blocked second", "drain first"]
-    assert (told.obstacles, told.plan.acts) == ((), True)
+    assert (told.acting.obstacles, told.plan.acts) == ((), True)
     done = one_pass()
     assert done.plan.drain == told.plan.drain
     assert done.plan.blocked == told.plan.blocked
@@ -85,7 +85,7 @@ def test_it_writes_nothing_and_takes_the_same_queries_however_much_there_is(
 def test_a_reconciler_that_is_not_there_is_told(ago_s: int | None, says: str) -> None:
     if ago_s is not None:
         Lease.objects.create(name=lease.NAME, expires_at=Now() - timedelta(seconds=ago_s))
-    obstacles = preview_plan().obstacles
+    obstacles = preview_plan().acting.obstacles
     assert [each.startswith(says) for each in obstacles] == ([True] if says else [])
 
 
@@ -104,7 +104,7 @@ def test_a_pause_and_its_reason_stand_in_the_way() -> None:
     a_model()
     pause(by="ann", why="new switches", door="command")
     outlook = preview_plan()
-    (says,) = outlook.obstacles
+    (says,) = outlook.acting.obstacles
     assert says == (
         "nothing is started or stopped: ann has paused the reconciler (new switches); "
         "manage.py reconcile_resume lets it act again"

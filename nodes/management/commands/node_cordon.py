@@ -5,12 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from catalog.management.shell import DOOR, add_why, refusals, who
-from catalog.reading import quote
 from nodes.actions import cordon
-from nodes.models import Node
+from nodes.management.shell import find_node
 from nodes.tasks import wake
 
 
@@ -23,9 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, name: str, why: str, **options: Any) -> None:
         with refusals():
-            node = Node.objects.filter(name=name).first()
-            if node is None:
-                raise CommandError(f"There is no node {quote(name)}; manage.py nodes tells which there are.")
+            node = find_node(name)
             if not cordon(node, by=who(), why=why, door=DOOR):
                 self.stdout.write(f"{node.name} is cordoned already.")
                 return

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 from catalog.management.shell import add_json, ago, print_json, print_table, refusals
 from nodes.showing import node_as_dict, nodes
 
-HEADINGS = ("node", "state", "seen", "GPUs free", "engines", "address", "note")
+HEADINGS = ("node", "state", "seen", "GPUs free", "runs", "engines", "address", "note")
 
 
 class Command(BaseCommand):
@@ -31,8 +31,10 @@ class Command(BaseCommand):
 
 
 def _line(node: dict[str, Any]) -> tuple[object, ...]:
-    state = f"{node['state']}, cordoned" if node["cordoned"] else node["state"]
+    kept_free = "draining" if node["draining"] else "cordoned" if node["cordoned"] else ""
+    state = ", ".join(filter(None, (node["state"], kept_free)))
     engines = ", ".join(engine["name"] for engine in node["engines"])
     free = f"{node['gpus_free']} of {node['gpus_total']}"
     note = node["problem"] or node["cordoned_why"]
-    return (node["name"], state, ago(node["age_s"]), free, engines, node["address"], note)
+    runs = len(node["replicas"])
+    return (node["name"], state, ago(node["age_s"]), free, runs, engines, node["address"], note)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -13,6 +15,8 @@ from nodes.models import Replica
 from nodes.showing import of_model, replica_as_dict, replicas, staleness_of
 
 HEADINGS = ("replica", "model/profile", "node", "port", "state", "changed", "stale", "reason")
+WATCH_S = 2.0
+CLEAR = "\x1b[H\x1b[J"  # a terminal
 
 
 class Command(BaseCommand):
@@ -20,31 +24,54 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--model", help="of this model alone")
+        parser.add_argument("--stale", action="store_true", help="those alone that a restart would change")
         parser.add_argument(
             "--diff", action="store_true", help="show what differs from the catalog, field by field"
         )
         parser.add_argument("--all", action="store_true", help="those that are stopped or failed as well")
         add_json(parser)
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=_seconds,
+            const=WATCH_S,
+            metavar="SECONDS",
+            help=f"again every {WATCH_S:g} seconds, until Ctrl-C",
+        )
 
-    def handle(self, *args: Any, model: str | None, diff: bool, **options: Any) -> None:
-        with refusals():
-            found = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
-            if model is not None:
-                found = found.filter(of_model(model))
-            rows = [
-                (replica_as_dict(replica, sees_env=True), staleness_of(replica).word) for replica in found
-            ]
-        if options["json"]:
-            print_json(self.stdout, [told for told, _ in rows])
+    def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
+        self._show(**options)
+        if watch is None:
             return
-        if not rows:
+        with suppress(KeyboardInterrupt):
+            while True:
+                self.stdout.flush()
+                time.sleep(watch)
+                self._show(clears=self.stdout.isatty(), **options)
+
+    def _show(self, *, clears: bool = False, **options: Any) -> None:
+        with refusals():
+            found = _found(**options)
+        if clears:
+            self.stdout.write(CLEAR, ending="")
+        if options["json"]:
+            print_json(self.stdout, [told for told, _ in found])
+        else:
+            self._print_table(found, **options)
+
+    def _print_table(
+        self, found: list[tuple[dict[str, Any], str]], *, model: str | None, diff: bool, **options: Any
+    ) -> None:
+        if not found:
             whose = "" if model is None else f" of {quote(model)}"
             known = "is known" if options["all"] else "runs, or is on its way"
-            self.stdout.write(f"No replica{whose} {known}.")
+            self.stdout.write(
+                f"No replica{whose} is stale." if options["stale"] else f"No replica{whose} {known}."
+            )
             return
-        print_table(self.stdout, HEADINGS, [_line(told, word) for told, word in rows])
+        print_table(self.stdout, HEADINGS, [_line(told, word) for told, word in found])
         if diff:
-            for told, _ in rows:
+            for told, _ in found:
                 self._print_differences(told)
 
     def _print_differences(self, told: dict[str, Any]) -> None:
@@ -55,6 +82,25 @@ class Command(BaseCommand):
             print_differences(
                 self.stdout, [(each["field"], each["was"], each["now"]) for each in differences]
             )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= 3600:
+        raise ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0 and up to 3600")
+    return seconds
+
+
+def _found(*, model: str | None, stale: bool, **options: Any) -> list[tuple[dict[str, Any], str]]:
+    """Each as `--json` tells it, and the word for how it differs from the catalog."""
+    rows = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
+    if model is not None:
+        rows = rows.filter(of_model(model))
+    found = [(replica_as_dict(row, sees_env=True), staleness_of(row).word) for row in rows]
+    return [(told, word) for told, word in found if told["restart_needed"] or not stale]
 
 
 def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
