@@ -20,7 +20,15 @@ from catalog.models import Event, Key, Model, Profile
 from catalog.pieces import said
 from catalog.reading import Fault
 from catalog.spec import ENGINES, ROUTING_PROFILES
-from catalog.typed import TypingError, read_list, read_pairs, typed_value, write_list, write_pairs
+from catalog.typed import (
+    TypingError,
+    read_duration,
+    read_list,
+    read_pairs,
+    typed_value,
+    write_list,
+    write_pairs,
+)
 
 
 class TypedField(forms.Field):
@@ -60,6 +68,10 @@ def _duration(label: str, help_text: str = "", example: str = "20m") -> TypedFie
 
 def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedField:
     return TypedField(label, help_text, forms.Select(choices=[(choice, choice or "-") for choice in choices]))
+
+
+def _why() -> TypedField:
+    return TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
 
 
 def _note(form: forms.BaseForm, notes: Mapping[str, Sequence[str]]) -> None:
@@ -136,7 +148,7 @@ class ModelForm(forms.ModelForm):
     tools = forms.BooleanField(label="Tools", required=False)
     vision = forms.BooleanField(label="Vision", required=False)
     embeddings = forms.BooleanField(label="Embeddings", required=False)
-    why = TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
+    why = _why()
     revision = TypedField("revision", widget=forms.HiddenInput())
 
     class Meta:
@@ -304,11 +316,23 @@ class ProfileFormSet(forms.BaseInlineFormSet):
 
 
 class KeyForm(forms.ModelForm):
+    """A key to be made; `expires_in` is read as nanoseconds, or None for a key that lasts."""
+
     faults: ClassVar[Sequence[Fault]] = ()
+
+    expires_in = _duration("expires in", "empty: it lasts until it is revoked", "720h")
+    why = _why()
 
     class Meta:
         model = Key
         fields = ("name", "user", "scope")
+
+    def clean_expires_in(self) -> int | None:
+        text = self.cleaned_data["expires_in"]
+        try:
+            return read_duration("expires_in", text) if text.strip() else None
+        except TypingError as no:
+            raise ValidationError(str(no)) from None
 
     def clean(self) -> dict[str, Any]:
         for fault in self.faults:

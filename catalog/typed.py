@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from catalog.differences import PROFILE_KEYS
-from catalog.durations import format_duration
+from catalog.durations import format_duration, parse_duration
 from catalog.reading import quote
 from catalog.spec import Scaling
 
@@ -44,6 +44,14 @@ def typed_value(key: str, text: str) -> Any:
         except ValueError:
             return text
     return text
+
+
+def read_duration(key: str, text: str) -> int:
+    """Nanoseconds. Raises TypingError."""
+    try:
+        return parse_duration(text)
+    except ValueError as no:
+        raise TypingError(f"{key} {no}") from None
 
 
 # --- one entry a line -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Models and keys in the admin: what the pages show, and that saving goes through the law."""
+"""Models in the admin: what the pages show, and that saving goes through the law."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Permission
 from django.test import Client
 
 from catalog.hiding import HIDDEN
-from catalog.keys import KeyText
-from catalog.models import Event, Key, Model, Profile
+from catalog.models import Event, Model, Profile
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, viola
 from tests.hub_server import COMMIT, Hub, running_hub
 from tests.pages import ADD, MODELS, change, faults_in, form_of, page, text_of
@@ -379,56 +378,3 @@ def test_events_are_read_only(admin: Client) -> None:
     assert admin.post(f"/admin/catalog/event/{event.pk}/change/", {"why": "other"}).status_code == 403
     assert admin.post(f"/admin/catalog/event/{event.pk}/delete/", {"post": "yes"}).status_code == 403
     assert admin.get("/admin/catalog/event/add/").status_code == 403
-
-
-# --- keys -----------------------------------------------------------------------------------------
-
-
-def test_a_new_key_is_shown_once(admin: Client) -> None:
-    user = pk_of("alice")
-    answer = admin.post("/admin/catalog/key/add/", {"name": "laptop", "user": user, "scope": "manage"})
-    text = re.search(r"llmgw_[0-9A-Za-z_]+", answer.content.decode())
-    assert text is not None
-    assert KeyText.parse(text[0]) is not None
-    assert "no-store" in answer["Cache-Control"]
-    key = Key.objects.get()
-    assert text[0] not in page(admin, "/admin/catalog/key/")
-    assert text[0] not in page(admin, f"/admin/catalog/key/{key.pk}/change/")
-
-
-def test_a_key_that_is_refused_is_said_at_its_field(admin: Client) -> None:
-    answer = admin.post(
-        "/admin/catalog/key/add/", {"name": "a\u202eb", "user": pk_of("alice"), "scope": "manage"}
-    )
-    assert answer.context["adminform"].form.errors == {
-        "name": ["a key needs a name of at most 200 visible characters, telling what it is for"]
-    }
-    assert not Key.objects.exists()
-
-
-def test_a_key_is_revoked_after_asking(admin: Client) -> None:
-    admin.post("/admin/catalog/key/add/", {"name": "laptop", "user": pk_of("alice"), "scope": "manage"})
-    key = Key.objects.get()
-    chosen = {"action": "revoke", "_selected_action": [key.pk]}
-    assert "Refuse these keys" in admin.post("/admin/catalog/key/", chosen).content.decode()
-    key.refresh_from_db()
-    assert key.revoked_at is None
-    admin.post("/admin/catalog/key/", chosen | {"confirmed": "yes", "why": "lost"})
-    key.refresh_from_db()
-    assert key.revoked_at is not None
-    assert Event.objects.get(verb="revoke").why == "lost"
-
-
-def test_who_is_no_superuser_makes_keys_for_themselves_alone(client: Client) -> None:
-    other, maker = alice(), viola()
-    maker.user_permissions.add(*Permission.objects.filter(codename__in=["add_key", "change_key"]))
-    client.force_login(maker)
-    refused = client.post("/admin/catalog/key/add/", {"name": "k", "user": other.pk, "scope": "manage"})
-    assert refused.status_code == 200
-    assert not Key.objects.exists()
-    client.post("/admin/catalog/key/add/", {"name": "k", "user": maker.pk, "scope": "manage"})
-    assert Key.objects.get().user == maker
-
-
-def pk_of(name: str) -> int:
-    return User.objects.get(username=name).pk

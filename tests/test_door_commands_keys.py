@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pytest
 from django.core.management import CommandError, call_command
 
-from catalog.models import Key
+from catalog.models import Event, Key
 from tests.cast import alice
 
 pytestmark = pytest.mark.django_db
@@ -30,9 +30,10 @@ def test_a_key_lasts_unless_it_was_said_when_it_ends() -> None:
 
 
 def test_a_key_ends_when_it_was_said_to() -> None:
-    key = made("--expires-in", "720h")
+    key = made("--expires-in", "720h", "--why", "trial")
     assert key.expires_at is not None
     assert key.expires_at - key.created_at == timedelta(days=30)
+    assert Event.objects.get(verb="mint").why == "trial"
 
 
 @pytest.mark.parametrize(

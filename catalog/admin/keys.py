@@ -27,7 +27,7 @@ class KeyAdmin(VerbAdmin):
     list_filter = ("scope",)
     search_fields = ("name", "id", "user__username")
     list_select_related = ("user",)
-    fields = ("name", "user", "scope")
+    fields = ("name", "user", "scope", "expires_in", "why")
     actions: ClassVar[list[Any]] = ["revoke"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Key]:
@@ -40,7 +40,8 @@ class KeyAdmin(VerbAdmin):
         return False
 
     def get_fields(self, request: HttpRequest, obj: Key | None = None) -> Any:
-        return (*self.fields, "id", "created_at", "expires_at", "revoked_at") if obj else self.fields
+        of_row = ("name", "user", "scope", "id", "created_at", "expires_at", "revoked_at")
+        return of_row if obj else self.fields
 
     @admin.display(description="state")
     def state(self, key: Key) -> SafeString:
@@ -62,6 +63,8 @@ class KeyAdmin(VerbAdmin):
             asked["name"],
             user=asked["user"],
             scope=asked["scope"],
+            expires_in_ns=asked["expires_in"],
+            why=asked["why"],
             by=request.user.get_username(),
             door="admin",
             maker=request.user,

@@ -9,9 +9,10 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
 from catalog.actions import mint_key
-from catalog.management.shell import DOOR, add_json, print_json, refusals, who
+from catalog.management.shell import DOOR, add_json, add_why, print_json, refusals, who
 from catalog.models import Key
-from catalog.reading import CatalogError, Reader, quote
+from catalog.reading import quote
+from catalog.typed import read_duration
 
 
 class Command(BaseCommand):
@@ -27,20 +28,20 @@ class Command(BaseCommand):
             help="inference: /v1/ alone (if left out); manage: also /api/, as the user",
         )
         parser.add_argument("--expires-in", metavar="TIME", help="such as 720h; it lasts, if left out")
+        add_why(parser)
         add_json(parser)
 
     def handle(
-        self, *args: Any, name: str, user: str, scope: str, expires_in: str | None, **options: Any
+        self, *args: Any, name: str, user: str, scope: str, expires_in: str | None, why: str, **options: Any
     ) -> None:
         with refusals():
             owner = get_user_model().objects.filter(username=user).first()
             if owner is None:
                 raise CommandError(f"There is no user {quote(user)}; manage.py createsuperuser makes one.")
-            lives = Reader({} if expires_in is None else {"expires_in": expires_in}, [], subject="", model="")
-            lives_ns = None if expires_in is None else lives.duration("expires_in", negative_allowed=True)
-            if lives.faults:
-                raise CatalogError(lives.faults)
-            key, text = mint_key(name, user=owner, scope=scope, by=who(), door=DOOR, expires_in_ns=lives_ns)
+            lives_ns = None if expires_in is None else read_duration("expires_in", expires_in)
+            key, text = mint_key(
+                name, user=owner, scope=scope, by=who(), door=DOOR, why=why, expires_in_ns=lives_ns
+            )
         if options["json"]:
             print_json(
                 self.stdout,

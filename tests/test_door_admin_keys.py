@@ -1,0 +1,104 @@
+"""API keys in the admin: made for somebody, shown once, ended, revoked."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from catalog.keys import KeyText
+from catalog.models import Event, Key
+from tests.cast import alice, viola
+from tests.pages import page
+
+pytestmark = pytest.mark.django_db
+
+ADD = "/admin/catalog/key/add/"
+
+
+@pytest.fixture
+def admin(client: Client) -> Client:
+    client.force_login(alice())
+    return client
+
+
+def test_a_new_key_is_shown_once(admin: Client) -> None:
+    user = pk_of("alice")
+    answer = admin.post(ADD, {"name": "laptop", "user": user, "scope": "manage"})
+    text = re.search(r"llmgw_[0-9A-Za-z_]+", answer.content.decode())
+    assert text is not None
+    assert KeyText.parse(text[0]) is not None
+    assert "no-store" in answer["Cache-Control"]
+    key = Key.objects.get()
+    assert text[0] not in page(admin, "/admin/catalog/key/")
+    assert text[0] not in page(admin, f"/admin/catalog/key/{key.pk}/change/")
+
+
+def test_a_key_that_is_refused_is_said_at_its_field(admin: Client) -> None:
+    answer = admin.post(ADD, {"name": "a\u202eb", "user": pk_of("alice"), "scope": "manage"})
+    assert answer.context["adminform"].form.errors == {
+        "name": ["a key needs a name of at most 200 visible characters, telling what it is for"]
+    }
+    assert not Key.objects.exists()
+
+
+def test_a_key_ends_when_it_was_said_to(admin: Client) -> None:
+    wanted = {
+        "name": "ci",
+        "user": pk_of("alice"),
+        "scope": "inference",
+        "expires_in": "720h",
+        "why": "trial",
+    }
+    admin.post(ADD, wanted)
+    key = Key.objects.get()
+    assert key.expires_at is not None
+    assert key.expires_at - key.created_at == timedelta(days=30)
+    assert Event.objects.get(verb="mint").why == "trial"
+    assert "expires_in" not in page(admin, f"/admin/catalog/key/{key.pk}/change/")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("30d", "expires_in must be a duration in h, m, s or ms, such as 1h30m, 1.5s or 300ms"),
+        ("-1h", "expires_in must be above 0, such as 720h; leave it out for a key that lasts"),
+    ],
+    ids=["days", "a time before"],
+)
+def test_an_end_of_a_key_that_cannot_be_is_said_at_its_field(admin: Client, typed: str, says: str) -> None:
+    wanted = {"name": "ci", "user": pk_of("alice"), "scope": "inference", "expires_in": typed}
+    answer = admin.post(ADD, wanted)
+    assert answer.context["adminform"].form.errors == {"expires_in": [says]}
+    assert not Key.objects.exists()
+
+
+def test_a_key_is_revoked_after_asking(admin: Client) -> None:
+    admin.post(ADD, {"name": "laptop", "user": pk_of("alice"), "scope": "manage"})
+    key = Key.objects.get()
+    chosen = {"action": "revoke", "_selected_action": [key.pk]}
+    assert "Refuse these keys" in admin.post("/admin/catalog/key/", chosen).content.decode()
+    key.refresh_from_db()
+    assert key.revoked_at is None
+    admin.post("/admin/catalog/key/", chosen | {"confirmed": "yes", "why": "lost"})
+    key.refresh_from_db()
+    assert key.revoked_at is not None
+    assert Event.objects.get(verb="revoke").why == "lost"
+
+
+def test_who_is_no_superuser_makes_keys_for_themselves_alone(client: Client) -> None:
+    other, maker = alice(), viola()
+    maker.user_permissions.add(*Permission.objects.filter(codename__in=["add_key", "change_key"]))
+    client.force_login(maker)
+    refused = client.post(ADD, {"name": "k", "user": other.pk, "scope": "manage"})
+    assert refused.status_code == 200
+    assert not Key.objects.exists()
+    client.post(ADD, {"name": "k", "user": maker.pk, "scope": "manage"})
+    assert Key.objects.get().user == maker
+
+
+def pk_of(name: str) -> int:
+    return User.objects.get(username=name).pk
