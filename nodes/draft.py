@@ -14,7 +14,7 @@ from nodes.eviction import Tenant
 from nodes.placement import Freshness, Holding, Place, Reasons
 from nodes.protocol import DRAINING, FAILED, READY, STOPPED, Launch, RankReport
 from nodes.seating import Room
-from nodes.snapshot import LOST, RUN, Model, Replica, Snapshot
+from nodes.snapshot import LOST, RUN, Model, Replica, Roll, Snapshot
 
 FEW_READY, MOST_READY = 3, 1 / 3  # what one pass may stop without asking: so many, or so large a part
 MANY_NODES, MOST_NODES = 3, 0.55  # silent at once: as likely this side's network as theirs
@@ -26,10 +26,12 @@ class Crew:
     """What there is of one model, apart from lost replicas.
 
     units: those that count. stand_ins: by the replica they will replace, those that are not ready for it yet.
-    leaving: how many are on their way out. missing: how many wanted ones found no seat so far.
+    leaving: how many are on their way out. missing: how many wanted ones found no seat so far. roll: what an
+    operator asked for and is not done yet.
     """
 
     model: Model
+    roll: Roll | None = None
     units: list[Replica] = field(default_factory=list)
     stand_ins: dict[str, Replica] = field(default_factory=dict)
     leaving: int = 0
@@ -79,7 +81,8 @@ class Draft:
     def muster(self) -> None:
         """Count what there is of each model, once strangers are adopted and the lost are known."""
         self.crews = {
-            model.id: Crew(model) for model in sorted(self.snapshot.models, key=lambda model: model.id)
+            model.id: Crew(model, model.roll)
+            for model in sorted(self.snapshot.models, key=lambda model: model.id)
         }
         ended = {end.replica for bucket in (self.drain, self.stop) for end in bucket}
         wanted = {each.id for each in self.replicas if each.wanted == RUN and each.id not in ended}

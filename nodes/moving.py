@@ -47,9 +47,21 @@ def empty_nodes(draft: Draft, crew: Crew, starter: Starter) -> None:
             draft.end(crew, replica, f"{where} is draining, and nowhere else is room for it: {seat.why}")
 
 
+def conclude(draft: Draft, crew: Crew) -> None:
+    """A roll is done once nothing that it was asked for is stale, and all is ready."""
+    if crew.roll is None or crew.roll.halted or _stale(crew, crew.roll):
+        return
+    is_short = scaling.wanted(draft, crew) > len(crew.units)
+    if _is_settled(crew) and not is_short:
+        draft.rolls.append(
+            RollEnd(crew.model.id, is_halted=False, why="all that was stale has been replaced")
+        )
+        crew.roll = None
+
+
 def roll(draft: Draft, crew: Crew, starter: Starter) -> None:
-    """The next step of a roll: one more stand-in, or one stale replica that leaves first, or the end."""
-    rolling = crew.model.roll
+    """The next step of a roll: one more stand-in, or one stale replica that leaves first."""
+    rolling = crew.roll
     if rolling is None or rolling.halted:
         return
     failed = min(
@@ -65,17 +77,18 @@ def roll(draft: Draft, crew: Crew, starter: Starter) -> None:
         told = failed.reason.strip() or "Its agent gives no reason."
         _halt(draft, crew, f"its replacement {failed.replica[:8]} failed: {told}")
         return
-    if crew.stand_ins or crew.leaving or crew.pending or crew.missing:
-        return
-    if not all(each.is_ready for each in crew.units):
-        return
-    left = [each for each in crew.units if each.created_at < rolling.asked_at and _is_stale(crew, each)]
-    if not left:
-        draft.rolls.append(
-            RollEnd(crew.model.id, is_halted=False, why="all that was stale has been replaced")
-        )
-        return
-    _replace(draft, crew, starter, min(left, key=lambda each: (each.created_at, each.id)), rolling)
+    left = _stale(crew, rolling)
+    if left and _is_settled(crew) and not (crew.pending or crew.missing):
+        _replace(draft, crew, starter, min(left, key=lambda each: (each.created_at, each.id)), rolling)
+
+
+def _is_settled(crew: Crew) -> bool:
+    return not (crew.stand_ins or crew.leaving) and all(each.is_ready for each in crew.units)
+
+
+def _stale(crew: Crew, rolling: Roll) -> list[Replica]:
+    """What was there when the roll was asked for, and would run otherwise if it were started now."""
+    return [each for each in crew.units if each.created_at < rolling.asked_at and _is_stale(crew, each)]
 
 
 def _replace(draft: Draft, crew: Crew, starter: Starter, replica: Replica, rolling: Roll) -> None:

@@ -26,6 +26,7 @@ def plan(snapshot: Snapshot) -> Plan:
     draft.muster()
     for crew in draft.in_order():
         moving.relieve(draft, crew)
+        moving.conclude(draft, crew)
         scaling.trim(draft, crew)
     for crew in draft.in_order():
         moving.empty_nodes(draft, crew, starter)

@@ -42,8 +42,8 @@ def wanted(draft: Draft, crew: Crew) -> int:
     scaling = crew.model.spec.scaling
     if crew.model.spec.on_demand:
         return 1 if is_asked_for(draft, crew) else 0
-    if crew.model.roll:  # replaced one by one: as many as there were
-        return max(scaling.min, min(crew.model.roll.keep, scaling.max))
+    if crew.roll:  # replaced one by one: as many as there were
+        return max(scaling.min, min(crew.roll.keep, scaling.max))
     return scaling.min
 
 
@@ -158,5 +158,5 @@ def first_to_stay(draft: Draft, crew: Crew, replica: Replica) -> tuple[bool, int
 
 
 def _could_do_with_fewer(crew: Crew) -> bool:
-    is_settled = not (crew.stand_ins or crew.leaving) and crew.model.roll is None
+    is_settled = not (crew.stand_ins or crew.leaving or crew.roll)
     return is_settled and len(crew.units) > max(crew.model.spec.scaling.min, 1)
