@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from catalog.actions import mint_key
 from catalog.keys import KeyText
 from catalog.models import Event, Key
 from tests.cast import alice, viola
@@ -98,6 +99,19 @@ def test_who_is_no_superuser_makes_keys_for_themselves_alone(client: Client) -> 
     assert not Key.objects.exists()
     client.post(ADD, {"name": "k", "user": maker.pk, "scope": "manage"})
     assert Key.objects.get().user == maker
+
+
+def test_events_on_keys_of_others_are_for_those_who_may_see_the_keys(client: Client) -> None:
+    viewer, owner = viola(), alice()
+    mint_key("theirs", user=owner, scope="inference", by="alice", door="command", why="a secret project")
+    mint_key("hers", user=viewer, scope="inference", by="viola", door="command", why="a laptop")
+    client.force_login(viewer)
+    theirs, hers = (f"/admin/catalog/event/{event.pk}/change/" for event in Event.objects.order_by("id"))
+    assert "a secret project" not in page(client, "/admin/catalog/event/")
+    assert client.get(theirs).status_code == 302  # as if it were not there
+    assert "a laptop" in page(client, hers)
+    client.force_login(owner)
+    assert "a secret project" in page(client, theirs)
 
 
 def pk_of(name: str) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.admin.stored import faults_today
 from catalog.hiding import hide_all
 from catalog.history import changes, summary
 from catalog.models import Event, Model
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, said, sentence
+from catalog.showing import events_for
 
 
 @admin.register(Event)
@@ -26,6 +27,9 @@ class EventAdmin(VerbAdmin):
         ("As it was recorded", {"fields": ("recorded",), "classes": ("collapse",)}),
     )
     show_full_result_count = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Event]:
+        return events_for(request.user)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -71,7 +75,7 @@ class EventAdmin(VerbAdmin):
             return "-"
         address = reverse("admin:catalog_model_change", args=[model.pk])
         link = format_html('<a href="{}">{}</a>', address, sentence(model.name))
-        against = [(said(fault.sentence, "problem"),) for fault in faults_today(model)]
+        against = [(said(fault.sentence, "problem"),) for fault in model.spec.faults_today()]
         return format_html("{}{}", link, format_html_join("", "{}", against))
 
     @admin.display(description="detail")

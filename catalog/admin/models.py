@@ -28,7 +28,7 @@ from django.views.decorators.http import require_POST
 from catalog import actions
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
 from catalog.admin.profiles import ProfileInline
-from catalog.admin.stored import faults_today, notes_of, will_run
+from catalog.admin.stored import notes_of, will_run
 from catalog.forms import ModelForm
 from catalog.hiding import hide_model
 from catalog.models import Model
@@ -143,7 +143,7 @@ class ModelAdmin(VerbAdmin):
     ) -> HttpResponse:
         model = context["original"]
         if model:
-            context["unlawful"] = [sentence(fault.sentence) for fault in faults_today(model)]
+            context["unlawful"] = [sentence(fault.sentence) for fault in spec_of(model).faults_today()]
             context["has_moved_on"] = bool(_commits([model]))
         return super().render_change_form(request, context, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What is to be said of a model as it is stored: what runs, what is worth a look, what is refused today."""
+"""What is to be said of a model as it is stored: what it will run, what is worth a look, what is proposed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,10 @@ from catalog.lint import Lint, lint
 from catalog.models import Model
 from catalog.pieces import preformatted, said, sentence, table
 from catalog.proposals import proposals
-from catalog.reading import CatalogError, Fault
-from catalog.spec import ModelSpec
 from nodes.preview import Preview, preview
 from nodes.showing import spec_of
 
 Notes = Mapping[str, Mapping[str, Sequence[str]]]
-
-
-def faults_today(model: Model) -> Sequence[Fault]:
-    """What the law has against a model as it is stored: it may have become stricter since."""
-    try:
-        ModelSpec.load(spec_of(model).as_dict())
-    except CatalogError as no:
-        return no.faults
-    return ()
 
 
 def notes_of(model: Model) -> Notes:
