@@ -54,10 +54,6 @@ class Import:
     circling: Mapping[str, Sequence[str]] = field(compare=False)
 
     @property
-    def changes_anything(self) -> bool:
-        return bool(self.added or self.changed or self.removed)
-
-    @property
     def sweeps(self) -> Fault | None:
         """Whether it takes away so much that somebody may have mistaken a part for the whole."""
         removed = len(self.removed)

@@ -478,6 +478,15 @@ def test_only_what_reads_otherwise_is_asked_about() -> None:
     assert Event.objects.filter(subject="one").latest("id").detail["source_check"]["code"] == "recorded"
 
 
+def test_what_is_known_of_a_source_is_held_against_an_edit_that_asks_about_none() -> None:
+    imported(real("one"), ask_paths=on_gpu_01)
+    Model.objects.update(source_facts={"context_length": 4096})
+    (warning,) = imported(real("one", context_length=8192)).warnings
+    assert warning.startswith(
+        'model "one": context_length 8192 is above the 4096 that the model was made for'
+    )
+
+
 def test_sources_are_asked_about_side_by_side_and_bounded() -> None:
     together = threading.Barrier(8)
     running, most = [0], [0]

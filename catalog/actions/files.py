@@ -90,7 +90,7 @@ def import_catalog(
     seen = list(whole_models())
     plan = plan_import(raws, [row.spec for row in seen], is_whole=prune)
     findings = _findings(plan, by, why, ask_paths, skip=skip_source_check)
-    imported = _imported(plan, findings)
+    imported = _imported(plan, seen, findings)
     if before_change:
         before_change(imported)
     if is_trial or not imported.changes_anything:
@@ -112,12 +112,13 @@ _CHANGED_MEANWHILE = Fault(
 )
 
 
-def _imported(plan: Import, findings: Mapping[str, Finding]) -> Imported:
+def _imported(plan: Import, stored: Sequence[Model], findings: Mapping[str, Finding]) -> Imported:
     written = (*plan.added, *(edit.now for edit in plan.changed))
     warned = [finding.sentence for finding in findings.values() if finding.level == "warn"]
+    facts = {row.name: row.source_facts for row in stored}  # those of a new check count instead
+    facts |= {name: finding.facts for name, finding in findings.items()}
     for model in written:
-        facts = findings[model.name].facts if model.name in findings else {}
-        warned += [each.sentence for each in lint(model, facts)]
+        warned += [each.sentence for each in lint(model, facts[model.name])]
     circling = [model.name for model in written if model.name in plan.circling]
     warned += [warning for name in circling for warning in warnings_of_circle(name, plan.circling)]
     return Imported(
