@@ -479,10 +479,11 @@ def test_a_key_is_made_listed_and_revoked() -> None:
     made = json.loads(manage("key_create", "laptop", "--user", "alice", "--scope", "manage", "--json"))
     assert KeyText.parse(made["key"]) is not None
     listed = manage("key_list")
-    assert listed.splitlines()[1].split()[:4] == [made["id"], "laptop", "alice", "manage"]
+    assert listed.splitlines()[1].split()[:5] == [made["id"], "laptop", "alice", "manage", "live"]
     assert made["key"] not in listed
     assert manage("key_revoke", made["id"]) == f"Revoked {made['id']}.\n"
     assert "There is no live key" in refusal("key_revoke", made["id"])
+    assert json.loads(manage("key_list", "--json"))[0]["state"] == "revoked"
     assert Key.objects.get().revoked_at is not None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.management.shell import add_json, print_json, print_table, refusals
-from catalog.models import Key
+from catalog.showing import key_as_dict, keys
 
 
 class Command(BaseCommand):
@@ -19,28 +19,16 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         with refusals():
-            keys = [_as_dict(key) for key in Key.objects.select_related("user")]
+            listed = [key_as_dict(key) for key in keys()]
         if options["json"]:
-            print_json(self.stdout, keys)
-        elif not keys:
+            print_json(self.stdout, listed)
+        elif not listed:
             self.stdout.write("There is no API key; manage.py key_create makes one.")
         else:
-            headings = ("id", "name", "user", "scope", "created", "expires", "revoked")
-            print_table(self.stdout, headings, [_line(key) for key in keys])
-
-
-def _as_dict(key: Key) -> dict[str, Any]:
-    return {
-        "id": key.pk,
-        "name": key.name,
-        "user": key.user.get_username(),
-        "scope": key.scope,
-        "created_at": key.created_at.isoformat(),
-        "expires_at": key.expires_at and key.expires_at.isoformat(),
-        "revoked_at": key.revoked_at and key.revoked_at.isoformat(),
-    }
+            headings = ("id", "name", "user", "scope", "state", "created", "expires", "revoked")
+            print_table(self.stdout, headings, [_line(key) for key in listed])
 
 
 def _line(key: dict[str, Any]) -> list[object]:
     days = [(key[moment] or "")[:10] for moment in ("created_at", "expires_at", "revoked_at")]
-    return [key["id"], key["name"], key["user"], key["scope"], *days]
+    return [key["id"], key["name"], key["user"], key["scope"], key["state"], *days]
