@@ -20,12 +20,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from catalog import actions
-from catalog.hiding import SEE_ENV
+from catalog.hiding import SEE_ENV, hide_all, hide_model
 from catalog.lint import lint
 from catalog.listing import Filter, Listing
 from catalog.models import Event, Key, Model, Name, Profile
 from catalog.reading import NAME_LIMIT, Reader, quote
-from catalog.resources import Addresses, Resource, body_of, expected_revision, settle
+from catalog.resources import Addresses, Resource, body_of, expected_revision, is_dry_run, settle
 from catalog.schema import (
     describe_check,
     describe_events,
@@ -38,12 +38,12 @@ from catalog.showing import event_as_dict, events_for, key_as_dict, keys_for
 from catalog.spec import ENGINES
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
-from nodes.outlook import why_of
+from nodes.outlook import preview_change, why_of
 from nodes.preview import preview
 from nodes.schema import describe_why
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
-from nodes.telling import why_as_dict
+from nodes.telling import consequences_as_dict, why_as_dict
 
 _BESIDE = ("why", "skip_source_check")  # said of a change, and no part of the model
 _READ_ONLY = ("status",)  # told by a GET beside the catalog's own fields; ignored where it is sent back
@@ -68,6 +68,12 @@ class ModelViewSet(Resource):
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
     posted = ("check", "roll")
+    parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "create": ("dry_run",),
+        "update": ("dry_run",),
+        "partial_update": ("dry_run",),
+        "destroy": ("dry_run", "why"),
+    }
     beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}", "why": "why"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "catalog.view_model",
@@ -145,6 +151,8 @@ class ModelViewSet(Resource):
     def create(self, request: Request) -> Response:
         raw, words = self._asked()
         outcome = actions.add_model(raw, **words)
+        if outcome.trial:
+            return self._trial(outcome.model.name, outcome)
         answer = self._outcome(outcome, status.HTTP_201_CREATED)
         name = outcome.model.name
         # One slash at the end of an address is not part of the name.
@@ -156,25 +164,26 @@ class ModelViewSet(Resource):
         raw, words = self._asked()
         raw = {"name": stored.name, **raw} if isinstance(raw, Mapping) else raw
         words["expected"] = expected_revision(request)
-        return self._outcome(actions.edit_model(stored.name, raw, **words))
+        return self._edited(stored.name, actions.edit_model(stored.name, raw, **words))
 
     def partial_update(self, request: Request, name: str) -> Response:
         stored = self.get_object()
         patch, words = self._asked()
         words["expected"] = expected_revision(request)
-        return self._outcome(actions.patch_model(stored.name, patch, **words))
+        return self._edited(stored.name, actions.patch_model(stored.name, patch, **words))
 
     def destroy(self, request: Request, name: str) -> Response:
-        stored = self.get_object()
+        stored, is_trial = self.get_object(), is_dry_run(request)
         actions.remove_model(
             stored.name,
             expected=expected_revision(request),
+            is_trial=is_trial,
             by=request.user.get_username(),
             why=request.query_params.get("why", ""),
             door="api",
             after_change=wake,
         )
-        return Response(status=status.HTTP_204_NO_CONTENT)
+        return self._trial(stored.name) if is_trial else Response(status=status.HTTP_204_NO_CONTENT)
 
     @describe_check
     def check(self, request: Request) -> Response:
@@ -206,6 +215,7 @@ class ModelViewSet(Resource):
             {key: body[key] for key in _BESIDE if is_map and key in body}, [], subject="", model=""
         )
         told = {
+            "is_trial": is_dry_run(self.request),
             "by": self.request.user.get_username(),
             "why": beside.text("why"),
             "door": "api",
@@ -218,17 +228,37 @@ class ModelViewSet(Resource):
             body = {key: value for key, value in body.items() if key not in (*_BESIDE, *_READ_ONLY)}
         return body, told
 
+    def _edited(self, name: str, outcome: actions.Outcome) -> Response:
+        return self._trial(name, outcome) if outcome.trial else self._outcome(outcome)
+
+    def _trial(self, name: str, outcome: actions.Outcome | None = None) -> Response:
+        """What would become of the model of this name, and of what runs. Without an outcome it is removed."""
+        wanted, finding = (outcome.trial, outcome.finding) if outcome else (None, None)
+        sees_env = self.request.user.has_perm(SEE_ENV)
+        found = preview_change(name, wanted, finding)
+        told = {
+            "model": hide_model(wanted.as_text_dict(), sees_env=sees_env) if wanted else None,
+            "changes": hide_all(outcome.changes, sees_env=sees_env) if outcome else {},
+            "warnings": _warnings(outcome) if outcome else [],
+            "consequences": consequences_as_dict(found, sees_env=sees_env),
+        }
+        return Response(told)
+
     def shown(self, model: Model) -> dict[str, Any]:
         return model_as_dict(model, sees_env=self.request.user.has_perm(SEE_ENV))
 
     def _outcome(self, outcome: actions.Outcome, code: int = status.HTTP_200_OK) -> Response:
         answer = self._answer(get_object_or_404(self.get_queryset(), pk=outcome.model.pk), code)
-        told = [outcome.finding.sentence] if outcome.finding.level != "ok" else []
-        answer.data["status"]["warnings"] = told + list(outcome.warnings)
+        answer.data["status"]["warnings"] = _warnings(outcome)
         return answer
 
     def _answer(self, model: Model, code: int = status.HTTP_200_OK) -> Response:
         return Response(self.shown(model), status=code, headers={"ETag": f'"{model.revision}"'})
+
+
+def _warnings(outcome: actions.Outcome) -> list[str]:
+    told = [outcome.finding.sentence] if outcome.finding.level != "ok" else []
+    return told + list(outcome.warnings)
 
 
 # --- keys -----------------------------------------------------------------------------------------

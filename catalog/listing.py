@@ -75,7 +75,8 @@ def check_parameters(request: Request, known: Iterable[str]) -> None:
             raise refused(name, "characters", f"the parameter {name} holds a NUL character; remove it")
 
 
-def _choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+def choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises CatalogError for a value that is none of these; without any, all are."""
     if choices and value not in choices:
         says = f"{name} cannot be {quote(value)}; it is one of {', '.join(choices)}"
         raise refused(name, "unknown_choice", says)
@@ -88,7 +89,7 @@ class Narrowing(BaseFilterBackend):
         listing: Listing = view.listing
         for name, known in listing.filters.items():
             if (value := request.query_params.get(name)) is not None:
-                _choose(name, value, known.choices)
+                choose(name, value, known.choices)
                 queryset = queryset.filter(known.find(value))
         if text := request.query_params.get("search"):
             queryset = queryset.filter(listing.search(text))
@@ -121,7 +122,7 @@ class Pages(BasePagination):
         listing: Listing = view.listing
         self._request, self._salt = request, f"{type(view).__name__} cursor"
         order = request.query_params.get("order", listing.default_order)
-        _choose("order", order, listing.possible_orders)
+        choose("order", order, listing.possible_orders)
         column = listing.orders[order.removeprefix("-")]
         limit = self._limit(request)
         of = queryset.model._meta.get_field(column)

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.routers import Route, SimpleRouter
 from rest_framework.viewsets import GenericViewSet
 
-from catalog.listing import Listing, Narrowing, Pages, check_parameters, refused
+from catalog.listing import Listing, Narrowing, Pages, check_parameters, choose, refused
 from catalog.reading import CatalogError, Reader, quote
 from catalog.rest import MayDo
 
@@ -24,7 +24,8 @@ class Resource(GenericViewSet[Any]):
     """Rows under one address: a list, and each of them.
 
     Names may hold slashes, so that no path beneath a row's own can be told from another row's by its look.
-    What is done by POST to `<row>/<word>` is in `posted`; no row takes a POST itself.
+    What is done by POST to `<row>/<word>` is in `posted`; no row takes a POST itself. `parameters` are those
+    of what is done, besides a list's.
     """
 
     permission_classes = (MayDo,)
@@ -35,6 +36,7 @@ class Resource(GenericViewSet[Any]):
     needs: ClassVar[Mapping[str, str]]
     listing: ClassVar[Listing]
     posted: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {"destroy": ("why",)}
 
     action: Any  # None: a method that the address has not
 
@@ -44,8 +46,8 @@ class Resource(GenericViewSet[Any]):
             self.action = word if name and word in self.posted else None
             self.kwargs[self._address] = name
         super().initial(request, *args, **kwargs)
-        known = {"list": self.listing.parameters, "destroy": ("why",)}
-        check_parameters(request, known.get(str(self.action), ()))
+        of_list = self.listing.parameters if self.action == "list" else ()
+        check_parameters(request, self.parameters.get(str(self.action), of_list))
 
     @property
     def _address(self) -> str:
@@ -112,6 +114,14 @@ def settle(reader: Reader) -> None:
         raise CatalogError(reader.faults)
 
 
+def is_dry_run(request: Request) -> bool:
+    """Whether `?dry_run=` asks to save nothing."""
+    value = request.query_params.get("dry_run", "false")
+    choose("dry_run", value, tuple(_YES_OR_NO))
+    return _YES_OR_NO[value]
+
+
+_YES_OR_NO = {"true": True, "1": True, "false": False, "0": False}
 _VERSION = re.compile(r'"([0-9]{1,18})"', re.ASCII)
 
 

@@ -11,12 +11,19 @@ from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    OpenApiResponse,
+    PolymorphicProxySerializer,
+    extend_schema,
+    extend_schema_view,
+)
 from rest_framework import serializers as shapes
 
 from catalog.models import Key, Model
 from catalog.reading import ENTRIES_LIMIT, INT_LIMIT, NAME_LIMIT, TEXT_LIMIT
 from catalog.spec import ENGINES, HIGHEST_WEIGHT, ROUTING_PROFILES, SOURCE_LIMIT
+from nodes.shapes import ConsequencesSerializer
 
 DURATION = r"^-?([0-9]+(\.[0-9]+)?h)?([0-9]+(\.[0-9]+)?m)?([0-9]+(\.[0-9]+)?s)?([0-9]+(\.[0-9]+)?ms)?$"
 
@@ -239,6 +246,15 @@ class RollingSerializer(shapes.Serializer):
     why = _text(TEXT_LIMIT, "Kept in the history.")
 
 
+class TrialSerializer(shapes.Serializer):
+    """What a change would be and bring about. Nothing was saved."""
+
+    model = shapes.DictField(allow_null=True, help_text="As it would be; null: removed.")
+    changes = shapes.DictField(help_text="What an edit would change; empty: nothing, or it is none.")
+    warnings = shapes.ListField(child=shapes.CharField(), help_text="What is seldom meant.")
+    consequences = ConsequencesSerializer()
+
+
 class NeedsSerializer(shapes.Serializer):
     """What a node must have for a replica, or for one rank of it."""
 
@@ -443,6 +459,15 @@ _IF_MATCH = OpenApiParameter(
 _LOCATION = OpenApiParameter(
     "Location", str, OpenApiParameter.HEADER, response=[201], description="The address of what was added."
 )
+_DRY_RUN = OpenApiParameter(
+    "dry_run",
+    str,
+    OpenApiParameter.QUERY,
+    enum=("true", "false", "1", "0"),
+    description="true: judge all of it, save nothing, and tell what it would bring about.",
+)
+_EITHER = PolymorphicProxySerializer("ModelOrTrial", [ModelSerializer, TrialSerializer], None)
+_TRIAL = OpenApiResponse(TrialSerializer, "Of a dry run.")
 _CHANGED = OpenApiResponse(
     ChangedSinceSerializer, "Somebody has changed the model since; `changes` tells what."
 )
@@ -453,26 +478,26 @@ describe_models = extend_schema_view(
     retrieve=extend_schema(summary="One model", parameters=[MODEL_NAME, _ETAG], responses=ModelSerializer),
     create=extend_schema(
         summary="Add a model",
-        parameters=[_ETAG, _LOCATION],
+        parameters=[_DRY_RUN, _ETAG, _LOCATION],
         request=ModelSerializer,
-        responses={201: ModelSerializer},
+        responses={200: _TRIAL, 201: ModelSerializer},
     ),
     update=extend_schema(
         summary="Replace a model whole",
-        parameters=[MODEL_NAME, _IF_MATCH, _ETAG],
+        parameters=[MODEL_NAME, _DRY_RUN, _IF_MATCH, _ETAG],
         request=ReplacingModelSerializer,
-        responses={200: ModelSerializer, 412: _CHANGED},
+        responses={200: _EITHER, 412: _CHANGED},
     ),
     partial_update=extend_schema(
         summary="Change some fields of a model",
-        parameters=[MODEL_NAME, _IF_MATCH, _ETAG],
+        parameters=[MODEL_NAME, _DRY_RUN, _IF_MATCH, _ETAG],
         request=ModelPatchSerializer,
-        responses={200: ModelSerializer, 412: _CHANGED},
+        responses={200: _EITHER, 412: _CHANGED},
     ),
     destroy=extend_schema(
         summary="Remove a model; its replicas drain",
-        parameters=[MODEL_NAME, _IF_MATCH, WHY],
-        responses={204: _GONE, 412: _CHANGED},
+        parameters=[MODEL_NAME, _DRY_RUN, _IF_MATCH, WHY],
+        responses={200: _TRIAL, 204: _GONE, 412: _CHANGED},
     ),
 )
 describe_check = extend_schema(

@@ -83,6 +83,9 @@ def _of_content(told: Mapping[str, Any] | None) -> str:
 
 
 def _shape(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    if "oneOf" in told:
+        either = [("either", _name(each), _name(each), "", "") for each in told["oneOf"]]
+        return {"name": name, "says": told.get("description", ""), "fields": either}
     required = told.get("required", ())
     fields = [
         (field, _kind(each), _name(each), "" if field in required else "may be left out", _says(each))

@@ -12,6 +12,7 @@ from catalog.schema import MODEL_NAME, WHY
 from nodes.agenda import BUCKETS
 from nodes.models import Replica
 from nodes.placement import Freshness
+from nodes.shapes import DifferenceSerializer, ItemSerializer
 from nodes.showing import GpuUse
 
 
@@ -28,14 +29,6 @@ def _unknown(says: str = "") -> Any:
 
 
 # --- replicas -------------------------------------------------------------------------------------
-
-
-class DifferenceSerializer(shapes.Serializer):
-    """One field that differs. Of a map, only the entries that do. null is unset."""
-
-    field = shapes.CharField()
-    was = shapes.JSONField(allow_null=True)
-    now = shapes.JSONField(allow_null=True)
 
 
 class RankSerializer(shapes.Serializer):
@@ -173,20 +166,6 @@ describe_drain = extend_schema(
 
 
 # --- the reconciler -------------------------------------------------------------------------------
-
-
-class ItemSerializer(shapes.Serializer):
-    """A line of a plan."""
-
-    bucket = shapes.ChoiceField(BUCKETS)
-    model = _text("Empty: nobody knows.")
-    profile = _text()
-    replica = shapes.UUIDField(allow_null=True, help_text="null: it is yet to be.")
-    replaces = shapes.UUIDField(allow_null=True, help_text="The replica that leaves once this one is ready.")
-    nodes = shapes.ListField(child=shapes.CharField())
-    gpus = shapes.ListField(child=shapes.CharField())
-    missing = _whole("Replicas short of what is wanted.")
-    why = _text()
 
 
 class StateSerializer(shapes.Serializer):

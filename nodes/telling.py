@@ -4,7 +4,7 @@ of REST and `--json`, and as rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from nodes.agenda import BUCKETS, Item
@@ -81,6 +81,31 @@ def why_as_dict(why: Why) -> dict[str, Any]:
             for profile, by_node in why.reasons.items()
         ],
     }
+
+
+def consequences_tables(
+    found: Consequences,
+) -> Iterator[tuple[str, Sequence[str], Sequence[tuple[str, ...]]]]:
+    """What a change would bring about: tables, each with a heading and what its columns are called."""
+    if found.stale:
+        rows = [
+            (
+                each.replica[:8],
+                each.profile,
+                ", ".join(each.nodes),
+                ", ".join(one.field for one in each.fields),
+            )
+            for each in found.stale
+        ]
+        says = "Would be stale, and run on as started"
+        yield says, ("replica", "profile", "node", "differs in"), rows
+    if found.items:
+        yield "With it, the next pass would", ITEM_HEADINGS, [item_row(item) for item in found.items]
+    if found.lifted:
+        yield "Would wait no more", ITEM_HEADINGS, [item_row(item) for item in found.lifted]
+
+
+NO_CONSEQUENCES = "Nothing that runs, starts or waits would change."
 
 
 def consequences_as_dict(found: Consequences, *, sees_env: bool = False) -> dict[str, Any]:

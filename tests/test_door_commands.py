@@ -115,16 +115,18 @@ def test_model_remove_removes_and_says_so() -> None:
 
 def test_model_remove_tells_what_stops_and_can_be_tried() -> None:
     model = a_model()
-    replica = a_replica(model, a_node())
+    short = str(a_replica(model, a_node()).pk)[:8]
     a_replica(model, a_node("gpu-02"), "failed", gpu=None)
     a_model("user", fallbacks=["tiny"])
     no = 'model "tiny" cannot be removed: model "user" falls back to it; change that model\'s fallbacks first'
     assert refusal("model_remove", "tiny", "--dry-run") == no
     manage("model_edit", "user", "--fallbacks")
     assert manage("model_remove", "tiny", "--dry-run").splitlines() == [
-        "Would remove tiny; these replicas finish what they are doing and stop:",
-        "REPLICA   PROFILE  NODE    STATE",
-        f"{str(replica.pk)[:8]}  default  gpu-01  ready",
+        "Would remove tiny.",
+        "",
+        "With it, the next pass would:",
+        "WHAT   OF                     WHERE           WHY",
+        f"drain  tiny/default {short}  gpu-01 (1 GPU)  " + 'model "tiny" was removed from the catalog',
     ]
     assert Model.objects.filter(name="tiny").exists()
     assert manage("model_remove", "tiny").startswith("Removed tiny; these replicas")
@@ -184,7 +186,7 @@ def test_model_edit_says_all_that_model_add_says_and_takes_it_back() -> None:
 
 def test_model_edit_tells_field_by_field_and_what_becomes_stale() -> None:
     model = a_model(profiles=[PROFILE | {"env": {"HF_TOKEN": "abracadabra", "A": "1"}}])
-    a_replica(model, a_node())
+    replica = a_replica(model, a_node())
     a_replica(model, a_node("gpu-02"), "failed", gpu=None)
     words = ("model_edit", "tiny", "--max", "4", "--tp", "2", "--profile", "env.A-", "env.HF_TOKEN=sesame")
     printed = manage(*words, "--why", "as ordered", "--dry-run").splitlines()
@@ -200,7 +202,15 @@ def test_model_edit_tells_field_by_field_and_what_becomes_stale() -> None:
             " text; write secret:NAME and give NAME to the agents"
         ),
     ]
-    assert printed == ["Would change tiny:", *told]
+    assert printed == [
+        "Would change tiny:",
+        *told[:-2],
+        "",
+        "Would be stale, and run on as started:",
+        "REPLICA   PROFILE  NODE    DIFFERS IN",
+        f"{str(replica.pk)[:8]}  default  gpu-01  tp, gpus_per_node, env",
+        told[-1],
+    ]
     assert not Event.objects.filter(verb="edit").exists()
     assert manage(*words, "--why", "as ordered").splitlines() == ["Changed tiny:", *told]
     assert Event.objects.get(verb="edit").why == "as ordered"
@@ -221,7 +231,31 @@ def test_model_edit_tells_scripts() -> None:
     assert "under a minute" in told["warnings"][0]
     said = io.StringIO()
     call_command(*words, stdout=said, stderr=io.StringIO())
+    (turned,) = told.pop("consequences")["stale"]
+    assert [each["field"] for each in turned["differences"]] == ["tp", "gpus_per_node"]
     assert json.loads(said.getvalue()) == told | {"saved": True}
+
+
+def test_model_add_can_be_tried() -> None:
+    a_node(gpus=1)
+    words = ("model_add", "tiny", *SIM, "--min", "2", "--max", "2", "--dry-run")
+    first, *rest = manage(*words).splitlines()
+    assert first == "Would add tiny (kept running: 2)."
+    assert rest == [
+        "",
+        "With it, the next pass would:",
+        "WHAT     OF            WHERE           WHY",
+        "1 short  tiny          -               0 of 1 node: 1 lacks 1 free sim",
+        "start    tiny/default  gpu-01 (1 GPU)  2 wanted, 0 there before it",
+    ]
+    told = json.loads(manage(*words, "--json"))
+    assert (told["saved"], told["model"]["name"]) == (False, "tiny")
+    assert [item["bucket"] for item in told["consequences"]["plan"]] == ["blocked", "start"]
+    assert refusal("model_add", "tiny", *SIM, "--min", "3", "--max", "1", "--dry-run")
+    assert manage("model_add", "off", *SIM, "--dry-run").splitlines()[1:] == [
+        "Nothing that runs, starts or waits would change."
+    ]
+    assert not Model.objects.exists()
 
 
 def test_model_edit_keeps_names_in_order_and_adds_at_the_end() -> None:

@@ -38,7 +38,7 @@ class Outcome:
     """A change: the row as it is now, what is known of its source, and what is allowed but seldom meant.
 
     changes: what an edit changed, as its Event has it; empty where nothing did. trial: what the model would
-    be, where nothing was saved.
+    be, where nothing was saved; of one that is not there yet the row is not saved either.
     """
 
     model: Model
@@ -76,6 +76,7 @@ class ChangedSince(CatalogError):
 def add_model(
     raw: object,
     *,
+    is_trial: bool = False,
     by: str,
     why: str = "",
     door: str,
@@ -83,12 +84,15 @@ def add_model(
     ask_paths: AskPaths,
     after_change: AfterChange,
 ) -> Outcome:
-    """One more model, as `raw` says. Raises CatalogError or SourceRefused, having saved nothing."""
+    """One more model, as `raw` says. Raises CatalogError or SourceRefused, having saved nothing; nor does a
+    trial."""
     wanted = ModelSpec.load(unhide_model(raw, None))
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
     warned = warnings_of(wanted, finding.facts)
+    if is_trial:
+        return Outcome(Model(**columns(wanted)), finding, warned, trial=wanted)
     with change(wanted, after_change) as revision:
         _refuse(_faults_beside_others(wanted))
         row = Model.objects.create(

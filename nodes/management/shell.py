@@ -1,13 +1,16 @@
-"""How the commands of nodes find what an operator names."""
+"""How commands find the node or replica that an operator names, and tell what a change would bring about."""
 
 from __future__ import annotations
 
 import re
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, OutputWrapper
 
+from catalog.management.shell import print_table
 from catalog.reading import quote
+from nodes.consequences import Consequences
 from nodes.models import Node, Replica
+from nodes.telling import NO_CONSEQUENCES, consequences_tables
 
 SHORTEST_ID = 4  # digits that tell replicas apart well enough to be typed
 
@@ -37,3 +40,11 @@ def find_replica(text: str) -> Replica:
         told = ", ".join(str(replica.pk) for replica in chosen)
         raise CommandError(f"{quote(text)} begins the ids of several replicas ({told}); give more of it.")
     return chosen[0]
+
+
+def print_consequences(stdout: OutputWrapper, found: Consequences) -> None:
+    for says, headings, rows in consequences_tables(found):
+        stdout.write(f"\n{says}:")
+        print_table(stdout, headings, rows)
+    if not found:
+        stdout.write(NO_CONSEQUENCES)

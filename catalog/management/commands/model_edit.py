@@ -25,8 +25,12 @@ from catalog.management.shell import (
 from catalog.reading import shown
 from catalog.spec import ModelSpec
 from nodes.agents import ask_paths
+from nodes.consequences import Consequences
+from nodes.management.shell import print_consequences
+from nodes.outlook import preview_change
 from nodes.showing import becoming_stale, models_with_replicas, spec_of
 from nodes.tasks import wake
+from nodes.telling import consequences_as_dict
 
 EXAMPLES = """
 
@@ -67,13 +71,14 @@ class Command(BaseCommand):
             )
             wanted = outcome.trial or outcome.model.spec
             stale = becoming_stale(before, wanted)
+            found = preview_change(before.name, outcome.trial, outcome.finding) if outcome.trial else None
         if options["json"]:
-            print_json(self.stdout, _as_dict(outcome, wanted, stale))
+            print_json(self.stdout, _as_dict(outcome, wanted, stale, found))
         else:
-            self._tell(outcome, before.name, stale)
+            self._tell(outcome, before.name, stale, found)
         print_warnings(self.stderr, outcome)
 
-    def _tell(self, outcome: Outcome, name: str, stale: int) -> None:
+    def _tell(self, outcome: Outcome, name: str, stale: int, found: Consequences | None) -> None:
         if not outcome.changes:
             self.stdout.write(f"Nothing of {shown(name)} changes.")
             return
@@ -82,7 +87,9 @@ class Command(BaseCommand):
         print_differences(self.stdout, list(_lines(outcome.changes)))
         if outcome.finding.level == "ok" and outcome.finding.code != "recorded":
             self.stdout.write(shown(outcome.finding.sentence, 2_000))
-        if stale:
+        if found is not None:
+            print_consequences(self.stdout, found)
+        elif stale:
             become = (
                 "1 replica becomes stale and runs" if stale == 1 else f"{stale} replicas become stale and run"
             )
@@ -103,8 +110,9 @@ def _lines(changes: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         yield "order of profiles", None, changes["profiles_order"]
 
 
-def _as_dict(outcome: Outcome, wanted: ModelSpec, stale: int) -> dict[str, Any]:
-    return {
+def _as_dict(outcome: Outcome, wanted: ModelSpec, stale: int, found: Consequences | None) -> dict[str, Any]:
+    foretold = {} if found is None else {"consequences": consequences_as_dict(found, sees_env=True)}
+    return foretold | {
         "saved": bool(outcome.changes) and outcome.trial is None,
         "changes": outcome.changes,
         "becoming_stale": stale,

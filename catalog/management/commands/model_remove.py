@@ -10,9 +10,13 @@ from django.core.management.base import BaseCommand
 from catalog.actions import find_model, remove_model
 from catalog.management.shell import DOOR, add_dry_run, add_why, print_table, refusals, who
 from catalog.reading import shown
+from nodes.management.shell import print_consequences
 from nodes.models import Replica
+from nodes.outlook import preview_change
 from nodes.showing import replicas
 from nodes.tasks import wake
+
+HEADINGS = ("replica", "profile", "node", "state")
 
 
 class Command(BaseCommand):
@@ -36,12 +40,15 @@ class Command(BaseCommand):
                 door=DOOR,
                 after_change=wake,
             )
-        done = "Would remove" if dry_run else "Removed"
-        if not stopping:
-            self.stdout.write(f"{done} {shown(name)}; nothing of it runs.")
-            return
-        self.stdout.write(f"{done} {shown(name)}; these replicas finish what they are doing and stop:")
-        print_table(self.stdout, ("replica", "profile", "node", "state"), [_line(each) for each in stopping])
+            found = preview_change(model.name, None) if dry_run else None
+        if found is not None:
+            self.stdout.write(f"Would remove {shown(name)}.")
+            print_consequences(self.stdout, found)
+        elif stopping:
+            self.stdout.write(f"Removed {shown(name)}; these replicas finish what they are doing and stop:")
+            print_table(self.stdout, HEADINGS, [_line(each) for each in stopping])
+        else:
+            self.stdout.write(f"Removed {shown(name)}; nothing of it runs.")
 
 
 def _line(replica: Replica) -> tuple[object, ...]:
