@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catalog.hiding import unhide_model
-from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal
+from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal, ways_that_end
 from catalog.reading import CatalogError, Fault
 from catalog.spec import ModelSpec
 
@@ -98,20 +98,12 @@ def _circling(models: Sequence[ModelSpec]) -> dict[str, list[str]]:
     """All but those from which every way ends: most catalogs have no others, and are looked through once."""
     owner = {name: model.name for model in models for name in (model.name, *model.aliases)}
     falls_back_to = {model.name: [owner[name] for name in model.fallbacks] for model in models}
-    users: dict[str, list[str]] = {}
-    for name, others in falls_back_to.items():
-        for other in others:
-            users.setdefault(other, []).append(name)
-    ways = {name: len(others) for name, others in falls_back_to.items()}
-    ended = [name for name, count in ways.items() if not count]
-    while ended:
-        name = ended.pop()
-        del ways[name]
-        for user in users.get(name, ()):
-            ways[user] -= 1
-            if not ways[user]:
-                ended.append(user)
-    return {name: [other for other in falls_back_to[name] if other in ways] for name in ways}
+    ended = frozenset(ways_that_end(falls_back_to))
+    return {
+        name: [other for other in others if other not in ended]
+        for name, others in falls_back_to.items()
+        if name not in ended
+    }
 
 
 class _Reading:

@@ -6,7 +6,9 @@ Judges some models against the names of the others, so that one edit never reads
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from catalog.reading import Fault, quote
@@ -81,6 +83,31 @@ def faults_of_removal(model: str, users: Iterable[tuple[str, str]]) -> list[Faul
         field_ = "name" if name == model else "aliases"
         faults.append(Fault(model, "", field_, "in_use", f"{what} cannot be removed: {why}"))
     return faults
+
+
+def ways_that_end(falls_back_to: Mapping[str, Sequence[str]]) -> list[str]:
+    """The models from which every way along fallbacks ends, each after those it falls back to. From the
+    others some way leads into a circle. All names are canonical."""
+    sorter = TopologicalSorter(falls_back_to)
+    with suppress(CycleError):  # the others are never ready
+        sorter.prepare()
+    ended: list[str] = []
+    while sorter.is_active():
+        ready = sorter.get_ready()
+        ended += ready
+        sorter.done(*ready)
+    return ended
+
+
+def users_first(models: Sequence[ModelSpec]) -> list[str]:
+    """The order in which to remove models one after another, so that none of them falls back to the
+    next by then. In a circle each is in another's way, whatever the order."""
+    owner = {name: model.name for model in models for name in (model.name, *model.aliases)}
+    falls_back_to = {
+        model.name: [owner[name] for name in model.fallbacks if name in owner] for model in models
+    }
+    ended = dict.fromkeys(ways_that_end(falls_back_to))
+    return [*(name for name in falls_back_to if name not in ended), *reversed(ended)]
 
 
 def circle(model: str, falls_back_to: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

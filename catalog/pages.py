@@ -6,7 +6,7 @@ on a page (an id that is none, a text that no column holds) finds nothing, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.contrib.admin import ModelAdmin, helpers
@@ -130,7 +130,7 @@ class VerbAdmin(ModelAdmin):
     def confirm(
         self,
         request: HttpRequest,
-        queryset: QuerySet[Any],
+        chosen: Iterable[Any],
         *,
         action: str,
         title: str,
@@ -141,15 +141,15 @@ class VerbAdmin(ModelAdmin):
         after: Callable[[], object] = lambda: None,
         entails: Callable[[Sequence[Any]], Mapping[Any, Sequence[str]]] = lambda rows: {},
     ) -> HttpResponse:
-        """Asks whether and why; once confirmed, does `act(row, by=, why=, door=)` for each row, and says to
-        how many it was done.
+        """Asks whether and why; once confirmed, does `act(row, by=, why=, door=)` for each row, in this
+        order, and says to how many it was done.
 
         `entails` tells by key what would come of the rows, for the question. `act` answers False where there
         was nothing left to do, or raises CatalogError, which stops none of the others. `done` completes
         "3 of 4 models ...". Who may do it is for the caller to have checked.
         """
         back = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
-        rows = list(queryset)
+        rows = list(chosen)
         if request.method != "POST" or request.POST.get("confirmed") != "yes":
             entailed = entails(rows)
             context = {
@@ -171,7 +171,7 @@ class VerbAdmin(ModelAdmin):
             return TemplateResponse(request, "admin/confirm_action.html", context)
         by, why = request.user.get_username(), request.POST.get("why", "").strip()
         count = 0
-        chosen = max(len(rows), len(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))  # some may be gone
+        asked = max(len(rows), len(request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)))  # some may be gone
         for row in rows:
             try:
                 count += act(row, by=by, why=why, door="admin") is not False
@@ -179,8 +179,8 @@ class VerbAdmin(ModelAdmin):
                 self.message_user(request, sentence(str(no)), ERROR)
         if count:
             after()
-        names = str(self.opts.verbose_name if chosen == 1 else self.opts.verbose_name_plural)
-        self.message_user(request, f"{count} of {chosen} {names} {done}.", SUCCESS if count else WARNING)
+        names = str(self.opts.verbose_name if asked == 1 else self.opts.verbose_name_plural)
+        self.message_user(request, f"{count} of {asked} {names} {done}.", SUCCESS if count else WARNING)
         return redirect(back)
 
 

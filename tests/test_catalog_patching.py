@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.names import circle, warnings_of_circle
 from catalog.patching import merged, patched, patched_profile
 from catalog.reading import INT_LIMIT, CatalogError
 from catalog.spec import ROUTING_PROFILES, Capabilities, ModelSpec, ProfileSpec, Scaling, Slo
@@ -240,38 +238,3 @@ def test_scaling_that_is_wrong_already_stays_wrong() -> None:
     stored = replace(STRANGE, scaling=Scaling(0, 2**40))
     with pytest.raises(CatalogError, match=r"scaling.max is out of range"):
         ModelSpec.load_edit(patched(stored, {"scaling": {"min": 1}}), stored)
-
-
-# --- circles of fallbacks -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("falls_back_to", "way"),
-    [
-        pytest.param({}, "", id="no fallbacks"),
-        pytest.param({"a": ["b"]}, "", id="a way that ends"),
-        pytest.param({"a": ["b"], "b": ["a"]}, "aba", id="two of them"),
-        pytest.param({"a": ["b", "c"], "b": ["d"], "d": ["a"], "c": ["a"]}, "aca", id="the shortest way"),
-        pytest.param({"a": ["b"], "b": ["c"], "c": ["b"]}, "", id="a circle of others"),
-        pytest.param({"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": ["a"]}, "abcda", id="past one of others"),
-    ],
-)
-def test_a_circle_is_found(falls_back_to: dict[str, list[str]], way: str) -> None:
-    assert "".join(circle("a", falls_back_to)) == way
-    assert bool(warnings_of_circle("a", falls_back_to)) == bool(way)
-
-
-GRAPHS = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdef"), max_size=3))
-
-
-@given(GRAPHS)
-def test_a_circle_goes_along_fallbacks_and_is_missed_by_nobody(falls_back_to: dict[str, list[str]]) -> None:
-    way = circle("a", falls_back_to)
-    assert all(there in falls_back_to[here] for here, there in pairwise(way))
-    reached: set[str] = set()
-    ahead = set(falls_back_to.get("a", ()))
-    while ahead - reached:
-        reached |= ahead
-        ahead = {there for here in reached for there in falls_back_to.get(here, ())}
-    assert ("a" in reached) == bool(way)
-    assert not way or (way[0], way[-1]) == ("a", "a")

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 # What of the standard library core may use: a name here says that it reads no file, socket, clock or dice.
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses",
-    "datetime", "decimal", "difflib", "enum", "fnmatch", "fractions", "functools", "hashlib", "heapq", "hmac",
-    "ipaddress", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string", "struct",
-    "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "datetime", "decimal", "difflib", "enum", "fnmatch", "fractions", "functools", "graphlib", "hashlib",
+    "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string",
+    "struct", "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
 CLOCK_CALLS = {"now", "utcnow", "today"}

@@ -32,6 +32,7 @@ from catalog.admin.stored import notes_of, will_run
 from catalog.forms import ModelForm
 from catalog.hiding import hide_model
 from catalog.models import Model
+from catalog.names import users_first
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.reading import CatalogError
@@ -308,9 +309,10 @@ class ModelAdmin(VerbAdmin):
     def remove(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
         if not self.has_delete_permission(request):
             raise PermissionDenied
+        row_of = {row.name: row for row in queryset}
         return self.confirm(
             request,
-            queryset,
+            [row_of[name] for name in users_first([spec_of(row) for row in row_of.values()])],
             action="remove",
             title="Remove models",
             question="Take these out of the catalog? Their replicas finish what they are doing and stop.",
