@@ -10,17 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.files import (
-    BYTES_LIMIT,
-    DEPTH_LIMIT,
-    FAULTS_LIMIT,
-    FORMATS,
-    PARTS_LIMIT,
-    FileError,
-    Placed,
-    read_catalog_file,
-    write_catalog_file,
-)
+from catalog.files import BYTES_LIMIT, FORMATS, FileError, Placed, read_catalog_file, write_catalog_file
+from catalog.files.building import DEPTH_LIMIT, FAULTS_LIMIT, PARTS_LIMIT
 from catalog.reading import CatalogError, Fault
 from catalog.spec import Catalog, ModelSpec
 from tests.test_catalog_spec import ACCEPTED
