@@ -210,7 +210,7 @@ def test_a_model_that_another_falls_back_to_stays(admin: Client) -> None:
     assert Model.objects.count() == 2
 
 
-def test_models_that_fall_back_to_each_other_go_in_one_go(admin: Client) -> None:
+def test_a_model_and_what_it_falls_back_to_go_in_one_go(admin: Client) -> None:
     last = a_model("last", aliases=["end"])
     second = a_model("second", fallbacks=["end"])
     first = a_model("first", fallbacks=["second", "last"])

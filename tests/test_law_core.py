@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses",
     "datetime", "decimal", "difflib", "enum", "fnmatch", "fractions", "functools", "graphlib", "hashlib",
-    "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "shlex", "statistics", "string",
-    "struct", "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib",
+    "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "shlex", "statistics",
+    "string", "struct", "textwrap", "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }  # fmt: skip
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
