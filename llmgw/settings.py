@@ -387,7 +387,7 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "catalog.rest.answer_error",
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "rest_framework.negotiation.DefaultContentNegotiation",
     "DEFAULT_METADATA_CLASS": None,  # /api/schema/ tells it all
-    "DEFAULT_SCHEMA_CLASS": "catalog.schema.Schema",
+    "DEFAULT_SCHEMA_CLASS": "catalog.schema.generator.Schema",
 }
 
 SPECTACULAR_SETTINGS = {
@@ -398,8 +398,8 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_COERCE_PATH_PK_SUFFIX": False,
     "COMPONENT_SPLIT_REQUEST": True,
     "COMPONENT_SPLIT_PATCH": False,  # a patch has a form of its own
-    "PREPROCESSING_HOOKS": ["catalog.schema.addresses"],
-    "POSTPROCESSING_HOOKS": ["catalog.schema.close"],  # and choices stay where they are used
+    "PREPROCESSING_HOOKS": ["catalog.schema.generator.addresses"],
+    "POSTPROCESSING_HOOKS": ["catalog.schema.generator.close"],  # and choices stay where they are used
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,  # and explain themselves
 }
 

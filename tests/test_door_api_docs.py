@@ -11,9 +11,10 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
-from catalog import schema as shapes
 from catalog.differences import MODEL_KEYS, PROFILE_KEYS
 from catalog.reading import CatalogError
+from catalog.schema import models
+from catalog.schema.fields import DURATION
 from catalog.spec import ModelSpec
 from llmgw.docs import schema
 from tests.cast import PROFILE, alice, model_form
@@ -29,17 +30,17 @@ def test_the_description_is_valid_and_made_without_a_warning() -> None:
 
 def test_it_has_each_field_of_the_law_and_no_other() -> None:
     beside = {"status", "why", "skip_source_check"}
-    assert {*shapes.ModelSerializer().fields} - beside == {*MODEL_KEYS}
-    assert [*shapes.ProfileSerializer().fields] == [*PROFILE_KEYS]
+    assert {*models.ModelSerializer().fields} - beside == {*MODEL_KEYS}
+    assert [*models.ProfileSerializer().fields] == [*PROFILE_KEYS]
     known = ModelSpec.load(
         model_form(
             scaling={"min": 1, "max": 1, "idle_timeout": "20m"},
             capabilities={"tools": True, "vision": True, "embeddings": True},
         )
     ).as_text_dict()
-    assert {*shapes.ScalingSerializer().fields} == {*known["scaling"]}
-    assert {*shapes.CapabilitiesSerializer().fields} == {*known["capabilities"]}
-    assert {*known["slo"]} | {"ttft_p99", "tpot_p99"} == {*shapes.SloSerializer().fields}
+    assert {*models.ScalingSerializer().fields} == {*known["scaling"]}
+    assert {*models.CapabilitiesSerializer().fields} == {*known["capabilities"]}
+    assert {*known["slo"]} | {"ttft_p99", "tpot_p99"} == {*models.SloSerializer().fields}
 
 
 def test_a_body_has_no_other_fields_but_what_was_told_may_be_sent_back() -> None:
@@ -94,12 +95,12 @@ def test_the_limits_are_many() -> None:
 
 @pytest.mark.parametrize("text", ["20m", "1h30m", "1.5s", "300ms", "0s", "-5m"])
 def test_a_duration_looks_as_it_is_written(text: str) -> None:
-    assert re.fullmatch(shapes.DURATION, text)
+    assert re.fullmatch(DURATION, text)
 
 
 @pytest.mark.parametrize("text", ["20", "m", "1d", "1m1h", " 1m", "1,5s"])
 def test_what_is_no_duration_does_not(text: str) -> None:
-    assert not re.fullmatch(shapes.DURATION, text)
+    assert not re.fullmatch(DURATION, text)
 
 
 @pytest.mark.django_db
