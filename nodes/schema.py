@@ -1,4 +1,4 @@
-"""What /api/ answers with of replicas and nodes, as OpenAPI tells it. See `catalog/schema.py`."""
+"""What /api/ answers with of replicas and nodes, as OpenAPI tells it. See `catalog/schema/`."""
 
 from __future__ import annotations
 
