@@ -68,6 +68,7 @@ class Adapter:
     needs_weights: whether a source has to be on the node before the start.
     needs_checkout: whether its program imports modules of this checkout.
     running, waiting: the metrics that count its requests, summed over their labels.
+    progress: metrics of which one at least changes while it works at a request, its prompt included.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     harmless_args: options that begin like a refused one and are options of their own.
     refused_env: beginnings of environment names that a profile may not set, and why.
@@ -85,6 +86,7 @@ class Adapter:
     metrics_path: str = "/metrics"
     running: str = ""
     waiting: str = ""
+    progress: tuple[str, ...] = ()
     refused_args: Mapping[str, str] = field(default_factory=dict)
     harmless_args: Set[str] = frozenset()
     refused_env: Mapping[str, str] = field(default_factory=dict)

@@ -67,6 +67,7 @@ ADAPTER = Adapter(
     executables=("llama-server", "llama-server-vulkan"),
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
+    progress=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total"),
     refused_args={
         "--agent": _RUNS,
         "-ag": _RUNS,

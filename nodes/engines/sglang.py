@@ -55,6 +55,13 @@ ADAPTER = Adapter(
     metrics_path="/metrics/",  # without its end it is sent elsewhere, and probes follow nobody
     running="sglang:num_running_reqs",
     waiting="sglang:num_queue_reqs",
+    progress=(
+        "sglang:prompt_tokens_total",
+        "sglang:generation_tokens_total",
+        "sglang:num_used_tokens",  # the counters above wait for a request's end
+        "sglang:gen_throughput",
+        "sglang:inter_token_latency_seconds_count",
+    ),
     refused_args={
         "--config": _OPENS,
         "--base-gpu-id": _CARDS,

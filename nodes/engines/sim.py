@@ -30,4 +30,9 @@ ADAPTER = Adapter(
     needs_checkout=True,
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
+    progress=(
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:iteration_tokens_total_count",
+    ),
 )

@@ -69,6 +69,11 @@ ADAPTER = Adapter(
     needs_checkout=True,  # the guard
     running="vllm:num_requests_running",
     waiting="vllm:num_requests_waiting",
+    progress=(
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:iteration_tokens_total_count",
+    ),
     refused_args={
         "--config": _OPENS,
         "--allowed-local-media-path": "lets clients read files of the node",

@@ -203,7 +203,9 @@ class Engine:
         told = 0
         while told < tokens or told == 0:
             await self.troubles.before_token()
-            due = self.troubles.bound(told, await pace.due_after(told))
+            with contextlib.nullcontext() if told else self.counts.steps.of_prefill():
+                due = self.troubles.bound(told, await pace.due_after(told))
+            self.counts.steps.add()
             if told == 0:
                 self.counts.ttft.add(time.monotonic() - asked_s)
                 self._keep(reply.ask.prompt)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nodes.agent.sim.options import Options
 
 # vllm's own bounds.
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+PREFILL_STEP_S = 0.1
 TPOT_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
@@ -110,6 +111,32 @@ class Histogram:
         return lines
 
 
+class Steps:
+    """How many the engine has made: one for each round of tokens, several while a prefill goes on."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._prefills: list[float] = []
+
+    @property
+    def made(self) -> int:
+        now_s = time.monotonic()
+        return self._made + sum(int((now_s - began_s) / PREFILL_STEP_S) for began_s in self._prefills)
+
+    def add(self) -> None:
+        self._made += 1
+
+    @contextlib.contextmanager
+    def of_prefill(self) -> Iterator[None]:
+        began_s = time.monotonic()
+        self._prefills.append(began_s)
+        try:
+            yield
+        finally:
+            self._prefills.remove(began_s)
+            self._made += int((time.monotonic() - began_s) / PREFILL_STEP_S)
+
+
 @dataclass(slots=True)
 class Counts:
     prompt_tokens: int = 0
@@ -117,6 +144,7 @@ class Counts:
     cached_tokens: int = 0
     generation_tokens: int = 0
     turned_away: int = 0
+    steps: Steps = field(default_factory=Steps)
     blocks_in_use: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0})
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
@@ -143,6 +171,7 @@ class Counts:
             ("counter", "prompt_tokens_total", "", self.prompt_tokens),
             ("counter", "prompt_tokens_cached_total", "", self.cached_tokens),
             ("counter", "generation_tokens_total", "", self.generation_tokens),
+            ("counter", "iteration_tokens_total_count", "", self.steps.made),
             ("counter", "admission_rejections_total", 'reason="max_num_queued_reqs"', self.turned_away),
             *(
                 ("counter", "request_success_total", f'finished_reason="{reason}"', count)
