@@ -7,7 +7,7 @@ clock: ages travel, clock times never do.
     GET    /v1/state                        StateReport, with an ETag
     PUT    /v1/replicas/{id}                Assignment; idempotent; answers a RankReport
     DELETE /v1/replicas/{id}?drain=30s      with the headers of `command_headers`
-    GET    /v1/replicas/{id}/log?tail=200   text
+    GET    /v1/replicas/{id}/log?tail=200   text; &attempt=N of an earlier process, &follow=1 as it is written
     POST   /v1/paths                        {"paths": [...]} -> {"paths": [PathReport, ...]}
 
 Every route wants `Authorization: Bearer <node token>`.
@@ -73,7 +73,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP."""
+    """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP.
+
+    meeting: where rank 0 waits for this one, HOST:PORT as its agent reports it; empty for rank 0 itself.
+    """
 
     cluster: str
     replica: str
@@ -83,6 +86,7 @@ class Assignment:
     key: str
     gpus: Sequence[str] = ()
     rank: int = 0
+    meeting: str = ""
     protocol: int = PROTOCOL
 
 
@@ -107,12 +111,27 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """A process that was started for a rank and has ended. exit_code, signal and duration_s are None where
+    nobody saw its end; cause is empty where it was told to end."""
+
+    number: int
+    generation: int = 1
+    duration_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What an agent knows of one rank. `age_s` is how long it has been in its state, by a monotonic clock.
 
     reason: one sentence for people. cause, kind: a failure's code and class (FAILURE_KINDS).
     running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch. key_id: which of the
-    cluster's keys its own was derived from.
+    cluster's keys its own was derived from. meeting: HOST:PORT where this rank waits for the others of its
+    replica. attempt: the number of its process, by which its log is asked for; attempts: the last that ended.
     """
 
     replica: str
@@ -134,6 +153,9 @@ class RankReport:
     done_bytes: int | None = None
     total_bytes: int | None = None
     key_id: str = ""
+    meeting: str = ""
+    attempt: int | None = None
+    attempts: Sequence[AttemptReport] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,9 @@ def assignment(
 class Stream:
     """A chat that streams in the background."""
 
-    def __init__(self, port: int, *, max_tokens: int, model: str = "m", key: str = KEY) -> None:
+    def __init__(
+        self, port: int, *, max_tokens: int, model: str = "m", key: str = KEY, waits: bool = True
+    ) -> None:
         self.lines: list[str] = []
         self.error: Exception | None = None
         body = {
@@ -274,7 +276,8 @@ class Stream:
         )
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        wait_until(lambda: len(self.lines) > 2 or self.error, "the stream to flow")
+        if waits:
+            wait_until(lambda: len(self.lines) > 2 or self.error, "the stream to flow")
 
     def _read(self) -> None:
         try:

@@ -69,7 +69,15 @@ ASSIGNMENTS: dict[str, Callable[[str, str], Refused]] = {
         assignment(fence=5, gpus=["sim-1"], profile={"nodes": 2}), 422, "gang", "spans several nodes",
     ),
     "a rank above the first": lambda running, deleted: (
-        assignment(fence=5, gpus=["sim-1"], rank=1), 422, "gang", "spans several nodes",
+        assignment(fence=5, gpus=["sim-1"], rank=1), 400, "malformed", "rank must be below",
+    ),
+    "a part that does not know where to meet": lambda running, deleted: (
+        assignment(fence=5, gpus=["sim-1"], rank=1, profile={"nodes": 2}),
+        400, "malformed", "meeting must be",
+    ),
+    "a meeting that is no address": lambda running, deleted: (
+        assignment(fence=5, gpus=["sim-1"], rank=1, profile={"nodes": 2}, meeting="--help:1"),
+        400, "malformed", "meeting must be",
     ),
     "a key that could break out of a header": lambda running, deleted: (
         assignment(key="sixteen-characters\r\nHost: x"), 400, "malformed", "visible ASCII",

@@ -87,7 +87,7 @@ def test_a_version_is_that_of_the_package_in_the_programs_own_python(tmp_path: P
     program = tmp_path / "vllm"
     program.write_text(f"#!{python}\nraise SystemExit('it is not run')\n")
     program.chmod(0o700)
-    assert find_engines({"vllm": str(program)})["vllm"].version == "0.32.0"
+    assert find_engines({"vllm": [str(program)]})["vllm"].version == "0.32.0"
 
 
 # --- the guard ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 
 from nodes.agent.gpus import check_gpu_classes, gpu_class, parse_sim_gpus
 from nodes.agent.inventory import InventoryError
-from tests.agent_process import ROOT, AgentProcess
+from tests.agent_process import ROOT, AgentProcess, assignment
 from tests.waiting import wait_until
 
 GIB = 2**30
@@ -324,6 +324,28 @@ def test_an_agent_tells_its_cards_and_runs_engines_on_them(
             "the stranger alone to be foreign",
             tell=agent.story,
         )
+
+
+def test_a_replica_is_over_once_the_driver_has_given_its_memory_back(driver: Driver, tmp_path: Path) -> None:
+    driver.has(Card())
+    with AgentProcess(tmp_path, "--sim-gpus", "", environment=driver.env) as agent:
+        rank = agent.run(gpus=["GPU-1"])
+        driver.has(Card(used=9 * GIB, processes=f"{rank['pid']}:{9 * GIB}:c"))
+        agent.delete(rank["replica"])
+        waiting = wait_until(
+            lambda: "given back" in (found := agent.rank(rank["replica"]))["reason"] and found,
+            "the memory to be waited for",
+            tell=agent.story,
+        )
+        assert waiting["state"] == "draining"
+        assert waiting["reason"] == (
+            "its processes are gone, and the driver has not yet given back 9216 MiB on GPU GPU-1"
+        )
+        assert agent.engines() == []
+        assert agent.put(assignment(gpus=["GPU-1"])).refusal[:2] == (409, "gpu_taken")
+        driver.has(Card())
+        agent.wait_for(rank["replica"], "stopped")
+        agent.run(gpus=["GPU-1"])
 
 
 # --- classes --------------------------------------------------------------------------------------------

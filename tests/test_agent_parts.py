@@ -18,12 +18,12 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.agent.__main__ import (
+from nodes.agent.configuration import (
     ConfigurationError,
-    parse_grace_s,
     parse_listen,
     parse_pairs,
     parse_port_range,
+    parse_time_s,
     read_identity,
 )
 from nodes.agent.inventory import InventoryError, find_engines
@@ -107,13 +107,20 @@ REFUSED_OPTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "ports back to front": (lambda: parse_port_range("19000-18000"), "write two ports"),
     "ports of the system": (lambda: parse_port_range("80-90"), "write two ports"),
     "a label without a value": (lambda: parse_pairs("--label", ["zone"]), "--label zone: write NAME=VALUE"),
-    "a grace that is no duration": (lambda: parse_grace_s("soon"), "--stop-grace soon must be a duration"),
-    "an engine nobody knows": (lambda: find_engines({"tgi": "/x"}), "there is no such engine"),
+    "a grace that is no duration": (
+        lambda: parse_time_s("--stop-grace", "soon"),
+        "--stop-grace soon must be a duration",
+    ),
+    "a grace that is too short": (
+        lambda: parse_time_s("--stuck-after", "1s", least_s=5),
+        "--stuck-after 1s is too short; give 5s or more",
+    ),
+    "an engine nobody knows": (lambda: find_engines({"tgi": ["/x"]}), "there is no such engine"),
     "an engine that the agent brings along": (
-        lambda: find_engines({"sim": "/x"}),
+        lambda: find_engines({"sim": ["/x"]}),
         "no such engine to be given; choose from vllm, sglang, llamacpp",
     ),
-    "an engine that is not there": (lambda: find_engines({"llamacpp": "/x/y"}), "no such program"),
+    "an engine that is not there": (lambda: find_engines({"llamacpp": ["/x/y"]}), "no such program"),
 }
 
 
@@ -124,7 +131,7 @@ def test_an_engine_that_is_asked_for_its_version_sees_no_secret(
     program = tmp_path / "llama-server"
     program.write_text('#!/bin/sh\necho "version: 7 token=$HF_TOKEN path=${PATH:+given}"\n')
     program.chmod(0o755)
-    assert find_engines({"llamacpp": str(program)})["llamacpp"].version == "7 token= path=given"
+    assert find_engines({"llamacpp": [str(program)]})["llamacpp"].version == "7 token= path=given"
 
 
 @pytest.mark.parametrize(("parse", "words"), REFUSED_OPTIONS.values(), ids=REFUSED_OPTIONS)
@@ -283,11 +290,14 @@ def test_logs_of_the_dead_are_bounded_in_number(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_the_last_log_is_the_newest_generations(tmp_path: Path) -> None:
+def test_the_logs_of_the_last_attempts_are_kept(tmp_path: Path) -> None:
     folder = StateFolder.open(tmp_path)
-    for generation in (9, 10, 2):
-        folder.log_path(REPLICA, generation).touch()
-    assert folder.last_log(REPLICA) == folder.log_path(REPLICA, 10)
+    assert folder.next_attempt(record()) == 1
+    for attempt in (9, 10, 2, 11, 4, 12):
+        folder.log_path(REPLICA, attempt).touch()
+    assert folder.last_attempt(REPLICA) == 12
+    assert folder.next_attempt(record()) == 13
+    assert [*folder.logs(REPLICA)] == [12, 11, 10, 9], "the thirteenth is the fifth that is kept"
     folder.close()
 
 
@@ -318,7 +328,7 @@ async def obstacle(port: int, **changes: Any) -> str:
     async with aiohttp.ClientSession() as session:
         probe = Probe(session, ENGINES["sim"], launch, base_url=f"http://127.0.0.1:{port}", key=KEY)
         load, found = await asyncio.gather(probe.load(), probe.obstacle())
-        assert load in (Load(), Load(2, 1))
+        assert load in (Load(), Load(2, 1, (None, 40, None)))
         return found
 
 
@@ -349,7 +359,13 @@ GOOD: dict[str, tuple[int, Any]] = {
     "/health": (200, ""),
     "/v1/models": (200, {"data": [{"id": "m"}]}),
     "/v1/completions": (200, {}),
-    "/metrics": (200, 'vllm:num_requests_running{a="{}"} 2.0\nvllm:num_requests_waiting 1.0\n'),
+    "/metrics": (
+        200,
+        (
+            'vllm:num_requests_running{a="{}"} 2.0\nvllm:num_requests_waiting 1.0\n'
+            "vllm:generation_tokens_total 40.0\n"
+        ),
+    ),
 }
 
 OBSTACLES: dict[str, tuple[dict[str, tuple[int, Any]], str]] = {

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.agent.__main__ import read_options
 from nodes.agent.secrets import SecretError, Secrets, open_folder
 from tests.agent_process import AgentProcess, assignment
 
@@ -101,9 +100,8 @@ def test_a_secret_is_refused_in_one_sentence(
 
 
 def test_a_folder_of_secrets_that_is_not_there_keeps_the_agent_from_starting(tmp_path: Path) -> None:
-    options = read_options(["--identity=i", "--state=s", f"--secrets={tmp_path / 'nowhere'}"])
     with pytest.raises(SecretError, match="nowhere is not a folder"):
-        open_folder(options.secrets)
+        open_folder(tmp_path / "nowhere")
 
 
 def test_what_is_known_of_secrets_is_not_printed() -> None:

@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from llmgw.gateway import app as gateway
-from nodes.agent.app import Agent, Identity
+from nodes.agent.app import Agent
 
 OPEN = {"/healthz", "/admin/login/"}
 """Static files beside these: they are served before any route, and they hold nothing of anybody."""
@@ -131,10 +131,9 @@ async def _status(app: gateway.GatewayApp, method: str, path: str, headers: dict
     ids=["no token", "an empty token", "a wrong token", "the token without its scheme"],
 )
 async def test_the_agent_wants_its_token(headers: dict[str, str]) -> None:
-    identity = Identity(cluster="c", node="n", name="gpu-01", token="token")
     # Nothing is behind its doors: whoever got in would be answered 500.
     nothing: Any = None
-    app = Agent(identity, nothing, nothing, engines={}, labels={}, fabric="").app()
+    app = Agent(nothing, nothing, token="token").app()
     routes = [(route.method, route.resource.canonical) for route in app.router.routes() if route.resource]
     assert ("PUT", "/v1/replicas/{id}") in routes
     async with TestClient(TestServer(app)) as client:

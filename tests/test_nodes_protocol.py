@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nodes.protocol import (
     Assignment,
+    AttemptReport,
     ClusterKey,
     GpuReport,
     Launch,
@@ -46,6 +47,10 @@ ranks = st.builds(
     port=st.none() | st.integers(1, 65535),
     gpus=st.lists(texts.filter(bool), max_size=2).map(tuple),
     launch=st.none() | launches,
+    meeting=texts,
+    attempts=st.lists(
+        st.builds(AttemptReport, number=st.integers(1), signal=st.none() | st.integers(1, 64)), max_size=2
+    ).map(tuple),
 )
 MESSAGES = {
     "an assignment": st.builds(

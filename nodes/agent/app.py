@@ -7,23 +7,27 @@ Every refusal is {"error": {"code": ..., "sentence": ...}}.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from catalog.durations import HOUR, SECOND, parse_duration
-from nodes.agent.clock import boot_id
-from nodes.agent.gpus import Devices
-from nodes.agent.inventory import FoundEngine, disk_free_bytes, host_memory_mib
+from nodes.agent.clock import now_s
+from nodes.agent.host import Host
+from nodes.agent.judging import Refusal
+from nodes.agent.logs import Follower
 from nodes.agent.paths import look_at
-from nodes.agent.ranks import Ranks, Refusal, is_uuid
+from nodes.agent.ranks import Ranks
+from nodes.agent.report import node_report
+from nodes.agent.state import is_uuid
 from nodes.protocol import (
     CLUSTER_HEADER,
     FENCE_HEADER,
@@ -37,13 +41,16 @@ from nodes.protocol import (
 
 log = logging.getLogger("llmgw.agent")
 
-VERSION = "0.1.0"
 BODY_LIMIT_BYTES = 1024 * 1024
 BODY_TIMEOUT_S = 10
 PATHS_LIMIT = 100
 TAIL_LINES_LIMIT = 5000
 TAIL_BYTES_LIMIT = 1024 * 1024
+FOLLOWERS_LIMIT = 16
+FOLLOW_POLL_S = 0.25
+LONGEST_FOLLOW_S = 3600.0  # who wants more asks again
 LONGEST_DRAIN_NS = HOUR
+COUNT_LIMIT = 10**9
 
 # What changes all the time without meaning much makes no new report of it: each number counts in steps.
 _STEPS = {"memory_free_mib": 1024, "disk_free_bytes": 4 << 30, "used_mib": 512, "foreign_mib": 64}
@@ -51,31 +58,11 @@ _STEPS = {"memory_free_mib": 1024, "disk_free_bytes": 4 << 30, "used_mib": 512, 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this agent is, and whom it obeys."""
-
-    cluster: str
-    node: str
-    name: str
-    token: str
-
-
 class Agent:
-    def __init__(
-        self,
-        identity: Identity,
-        ranks: Ranks,
-        devices: Devices,
-        *,
-        engines: dict[str, FoundEngine],
-        labels: dict[str, str],
-        fabric: str,
-    ) -> None:
-        self.identity, self.ranks, self.devices = identity, ranks, devices
-        self.engines, self.labels, self.fabric = engines, labels, fabric
+    def __init__(self, host: Host, ranks: Ranks, *, token: str) -> None:
+        self._host, self.ranks, self._token = host, ranks, token
         self._instance = str(uuid.uuid4())
-        self._boot_id = boot_id()
+        self._followers = 0
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
@@ -94,7 +81,7 @@ class Agent:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The token, before a route is even looked up; and every error in one form."""
         given = request.headers.getall("Authorization", [])
-        wanted = f"Bearer {self.identity.token}".encode()
+        wanted = f"Bearer {self._token}".encode()
         is_known = hmac.compare_digest("\n".join(given).encode("utf-8", "replace"), wanted)
         if not is_known:
             return _error(
@@ -146,15 +133,51 @@ class Agent:
         )
         return _json(to_json(report))
 
-    async def log(self, request: web.Request) -> web.Response:
-        lines = request.query.get("tail", "200")
-        if not lines.isdecimal() or not 1 <= int(lines) <= TAIL_LINES_LIMIT:
-            raise Refusal(400, "malformed", f"tail must be a number of lines from 1 to {TAIL_LINES_LIMIT}.")
-        words = await asyncio.to_thread(self.ranks.log_words, _replica(request), TAIL_BYTES_LIMIT)
-        if words is None:
-            raise Refusal(404, "unknown_replica", "No engine of this replica has written a log on this node.")
-        kept = words.splitlines(keepends=True)[-int(lines) :]
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        replica = _replica(request)
+        lines = _count(request, "tail", "200", TAIL_LINES_LIMIT)
+        attempt = _count(request, "attempt", "1", COUNT_LIMIT) if "attempt" in request.query else None
+        is_followed = _count(request, "follow", "0", 1, least=0) == 1
+        found = await asyncio.to_thread(self.ranks.follower, replica, attempt)
+        if found is None:
+            which = "engine" if attempt is None else f"attempt {attempt}"
+            sentence = f"No {which} of this replica has written a log on this node."
+            raise Refusal(404, "unknown_replica", sentence)
+        number, follower = found
+        told = await asyncio.to_thread(follower.begin, lines, TAIL_BYTES_LIMIT)
+        if is_followed:
+            return await self._follow(request, told, follower, lambda: self.ranks.is_writing(replica, number))
+        is_over = not self.ranks.is_writing(replica, number)
+        told += await asyncio.to_thread(follower.more, is_over=is_over)
+        kept = told.splitlines(keepends=True)[-lines:]
         return web.Response(text="".join(kept), content_type="text/plain", headers=_CAREFUL)
+
+    async def _follow(
+        self, request: web.Request, told: str, follower: Follower, is_writing: Callable[[], bool]
+    ) -> web.StreamResponse:
+        """What is there and what is written from now on, until its engine is over or the reader goes."""
+        if self._followers >= FOLLOWERS_LIMIT:
+            sentence = f"{FOLLOWERS_LIMIT} logs are followed on this node already; end one of these first."
+            raise Refusal(429, "followers", sentence)
+        self._followers += 1
+        try:
+            response = web.StreamResponse(headers={**_CAREFUL, "Content-Type": "text/plain; charset=utf-8"})
+            await response.prepare(request)
+            until_s = now_s() + LONGEST_FOLLOW_S
+            with contextlib.suppress(ConnectionError):
+                await response.write(told.encode())
+                while now_s() < until_s and not _has_left(request):
+                    is_over = not is_writing()
+                    told = await asyncio.to_thread(follower.more, is_over=is_over)
+                    await response.write(told.encode())
+                    if not told and is_over:
+                        break
+                    if not told:
+                        await asyncio.sleep(FOLLOW_POLL_S)
+                await response.write_eof()
+            return response
+        finally:
+            self._followers -= 1
 
     async def paths(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -165,39 +188,25 @@ class Agent:
             or not all(isinstance(each, str) for each in paths)
         ):
             raise Refusal(400, "malformed", f"paths must be a list of at most {PATHS_LIMIT} texts.")
-        found = await asyncio.to_thread(lambda: [to_json(look_at(path)) for path in paths])
+        roots = self._host.configuration.roots
+        found = await asyncio.to_thread(lambda: [to_json(look_at(path, roots)) for path in paths])
         return _json({"paths": found})
 
     async def _report(self) -> StateReport:
-        host = self.ranks.host
+        host = self._host
         groups = {rank.pid for rank in self.ranks.reports() if rank.pid is not None}
 
-        def look() -> tuple[Any, ...]:
-            """In a thread: a driver or a network's disk may take its time, and engines are watched here."""
-            return (
-                self.devices.read(groups),
-                host_memory_mib(),
-                disk_free_bytes(host.store),
-                host.state.held_weights(),
-            )
+        def look() -> StateReport:
+            """In a thread: engines are watched here meanwhile."""
+            report = node_report(host.configuration, host.devices, host.engines, groups=groups)
+            return replace(report, instance=self._instance, weights=tuple(host.state.held_weights()))
 
-        gpus, (total_mib, free_mib), disk_bytes, weights = await asyncio.to_thread(look)
-        return StateReport(
-            cluster=self.identity.cluster,
-            node=self.identity.node,
-            agent_version=VERSION,
-            boot_id=self._boot_id,
-            instance=self._instance,
-            gpus=gpus,
-            engines=tuple(engine.report for engine in self.engines.values()),
-            labels=self.labels,
-            fabric=self.fabric,
-            memory_total_mib=total_mib,
-            memory_free_mib=free_mib,
-            disk_free_bytes=disk_bytes,
-            weights=tuple(weights),
-            ranks=tuple(self.ranks.reports()),
-        )
+        return replace(await asyncio.to_thread(look), ranks=tuple(self.ranks.reports()))
+
+
+def _has_left(request: web.Request) -> bool:
+    """Whoever reads: writing nothing would not tell."""
+    return request.transport is None or request.transport.is_closing()
 
 
 _CAREFUL = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -229,6 +238,13 @@ def _replica(request: web.Request) -> str:
     if not is_uuid(replica):
         raise Refusal(400, "malformed", "A replica is named by its UUID in lower case, with dashes.")
     return replica
+
+
+def _count(request: web.Request, name: str, default: str, most: int, *, least: int = 1) -> int:
+    text = request.query.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+        raise Refusal(400, "malformed", f"{name} must be a whole number from {least} to {most}.")
+    return int(text)
 
 
 def _number(request: web.Request, header: str) -> int:

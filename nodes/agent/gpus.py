@@ -26,6 +26,7 @@ log = logging.getLogger("llmgw.agent")
 
 MIB = 1024 * 1024
 MADE_UP_LIMIT = 256
+DRIVERS_OWN_MIB = 1024  # what a driver may keep on a card that nobody uses
 _CLASS = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 # Memory as cards are sold, in GB; what a driver reports is somewhat below.
@@ -92,6 +93,20 @@ def gpu_class(name: str, memory_mib: int | None) -> str:
     gigabytes = memory_mib / 1024
     sold = next((each for each in _SOLD_GB if each >= gigabytes - 0.5), round(gigabytes))
     return f"{label}-{sold}g"
+
+
+def unreturned(cards: Sequence[GpuReport], before: Mapping[str, int]) -> str:
+    """What is held on these cards beyond what was before an engine came to them, as a phrase; empty where that
+    is little, or cannot be told. before: MiB by card.
+
+    By numbers alone: a driver goes on listing processes that have ended.
+    """
+    for card in cards:
+        if card.id in before and card.used_mib is not None:
+            held_mib = card.used_mib - before[card.id]
+            if held_mib > DRIVERS_OWN_MIB:
+                return f"the driver has not yet given back {held_mib} MiB on GPU {card.id}"
+    return ""
 
 
 class Devices:

@@ -21,6 +21,9 @@ from nodes.protocol import EngineReport
 
 VERSION_TIMEOUT_S = 5
 ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("env", "gpus", "model", "name", "checkout")
+ENV_WORD = "{env}"
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
 class InventoryError(Exception):
@@ -29,20 +32,32 @@ class InventoryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundEngine:
-    """An engine that can be started here. `words` are the first of its command line."""
+    """An engine that can be started here. `words` are the first of its command line, once they are filled."""
 
     adapter: Adapter
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
+    def fill(self, *, env: Sequence[str], gpus: Sequence[str], model: str, name: str) -> tuple[str, ...]:
+        """env: names alone, since a container takes their values from its client's environment."""
+        values = {"gpus": ",".join(gpus), "model": model, "name": name, "checkout": str(ROOT)}
+        filled: list[str] = []
+        for word in self.words:
+            if word == ENV_WORD:
+                filled += [part for variable in env for part in ("--env", variable)]
+            else:
+                filled.append(_PLACE.sub(lambda found: values.get(found[1], found[0]), word))
+        return tuple(filled)
+
     @property
     def report(self) -> EngineReport:
         return EngineReport(self.adapter.name, self.version)
 
 
-def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
-    """Those given by the node's own configuration, and those on PATH. Raises InventoryError."""
+def find_engines(given: Mapping[str, Sequence[str]]) -> dict[str, FoundEngine]:
+    """Those given by the node's own configuration, as the words to start them by, and those on PATH. Raises
+    InventoryError."""
     choice = [name for name, adapter in ENGINES.items() if adapter.executables]
     for name in given:
         if name not in choice:
@@ -55,18 +70,37 @@ def find_engines(given: Mapping[str, str]) -> dict[str, FoundEngine]:
         if not adapter.executables:
             found[name] = FoundEngine(adapter, (sys.executable, "-m", "nodes.agent.sim"), env)
             continue
-        candidates = [given[name]] if name in given else adapter.executables
+        words = given.get(name, ())
+        _judge_places(name, words)
+        candidates = words[:1] or adapter.executables
         program = next((path for each in candidates if (path := shutil.which(each))), None)
-        if program is None and name in given:
-            raise InventoryError(f"--engine {name}={given[name]}: there is no such program to run.")
+        if program is None and words:
+            raise InventoryError(f"--engine {name}={words[0]}: there is no such program to run.")
         if program is not None:
-            program = os.path.abspath(program)
-            found[name] = FoundEngine(adapter, (program,), env, _version(program, adapter.package))
+            words = (os.path.abspath(program), *words[1:])
+            found[name] = FoundEngine(adapter, words, env, _version(words, adapter.package))
     return found
 
 
-def _version(program: str, package: str) -> str:
-    """As its package has it, or as the program tells it; empty where neither does."""
+def _judge_places(name: str, words: Sequence[str]) -> None:
+    for word in words:
+        for place in _PLACE.findall(word):
+            if place not in PLACES or (place == "env" and word != ENV_WORD):
+                known = ", ".join(f"{{{each}}}" for each in PLACES)
+                raise InventoryError(
+                    f"--engine {name}: {{{place}}} in {word} stands for nothing; of {known}, {ENV_WORD} must "
+                    f"be a word of its own."
+                )
+
+
+def _version(words: Sequence[str], package: str) -> str:
+    """As its package has it, or as the program tells it; empty where neither does. Words with places to fill
+    run something only with a launch."""
+    if any(_PLACE.search(word) for word in words):
+        return ""
+    if len(words) > 1:
+        return _told([*words, "--version"])
+    program = words[0]
     python = _interpreter(program) if package else ()
     ask = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
     return (python and _told([*python, "-c", ask])) or _told([program, "--version"])
@@ -111,6 +145,15 @@ def host_memory_mib() -> tuple[int | None, int | None]:
         return None, None
     told = {name: int(kib) // 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     return told.get("MemTotal"), told.get("MemAvailable")
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended for want of memory since the node booted."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def disk_free_bytes(path: Path) -> int | None:

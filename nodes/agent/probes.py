@@ -26,14 +26,24 @@ WRONG_KEY = "llmgw-probe-with-a-wrong-key"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many requests the engine runs and has waiting; None where it did not say."""
+    """How many requests the engine runs and has waiting; None where it did not say. progress: numbers of
+    which one at least changes while it works."""
 
     running: int | None = None
     waiting: int | None = None
+    progress: tuple[int | None, ...] = ()
 
     @property
     def is_idle(self) -> bool:
         return self.running == 0 and self.waiting == 0
+
+    @property
+    def requests(self) -> int:
+        return (self.running or 0) + (self.waiting or 0)
+
+    @property
+    def tells_progress(self) -> bool:
+        return any(count is not None for count in self.progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,11 @@ class Probe:
         if metrics.status != 200:
             return Load()
         text = metrics.body.decode("utf-8", "replace")
-        return Load(total_of(text, self._adapter.running), total_of(text, self._adapter.waiting))
+        return Load(
+            total_of(text, self._adapter.running),
+            total_of(text, self._adapter.waiting),
+            tuple(total_of(text, name) for name in self._adapter.progress),
+        )
 
     async def _ask(
         self,

@@ -14,9 +14,11 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from nodes.agent.clock import now_s
 
 MARK, NODE_MARK, PORT_MARK = "LLMGW_REPLICA", "LLMGW_NODE", "LLMGW_PORT"
 
@@ -27,6 +29,8 @@ INHERITED = re.compile(
 )
 
 POLL_S = 0.05
+KILLED_S = 20.0  # what the kernel has not ended by then hangs in a driver or on a disk
+OOM_SCORE = 500  # above anything the system has: an engine goes before the agent does
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Process:
             )
         finally:
             os.close(handle)
+        _offer_to_the_oom_killer(child.pid)
         # It is our child and not waited for yet, so its pid is its own, even if it has ended already.
         return cls(child.pid, start_time(child.pid) or 0, mark, child)
 
@@ -134,16 +139,22 @@ class Process:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    async def end(self, *, grace_s: float) -> None:
-        """TERM to all of it, then KILL; returns when none of it is left, however long that takes."""
+    async def end(self, *, grace_s: float, tell: Callable[[str], None]) -> None:
+        """TERM to all of it, then KILL; returns when none of it is left, however long that takes. `tell`
+        hears what it waits for."""
+        tell("its processes are being stopped")
         self._signal_all(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._is_any_left():  # noqa: ASYNC110 - nothing tells of a whole group's end
                     await asyncio.sleep(POLL_S)
+        killed_s = now_s()
         while self._is_any_left():
             self._signal_all(signal.SIGKILL)
             await asyncio.sleep(POLL_S)
+            if now_s() - killed_s > KILLED_S:
+                left = ", ".join(map(str, self._members()))
+                tell(f"process {left} was killed and does not end; if it stays, restart the node")
 
     def close(self) -> None:
         if self._pidfd >= 0:
@@ -178,6 +189,11 @@ class Process:
                     signal.pidfd_send_signal(pidfd, number)
 
 
+def _offer_to_the_oom_killer(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE))
+
+
 @contextlib.contextmanager
 def _pidfd(pid: int) -> Iterator[int]:
     pidfd = os.pidfd_open(pid)
@@ -187,11 +203,9 @@ def _pidfd(pid: int) -> Iterator[int]:
         os.close(pidfd)
 
 
-def engine_env(
-    own: Mapping[str, str], engine: Mapping[str, str], *, mark: Mark, node: str, port: int
-) -> dict[str, str]:
-    """An engine's whole environment: what it inherits, what it was given, and whose it is."""
-    return {**inherited(own), **engine, MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port)}
+def marks(mark: Mark, *, node: str, port: int) -> dict[str, str]:
+    """What tells in an engine's environment whose it is."""
+    return {MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port)}
 
 
 def inherited(own: Mapping[str, str]) -> dict[str, str]:

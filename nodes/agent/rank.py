@@ -2,7 +2,8 @@
 
 Every state has one sentence and an age. What must survive the agent is written before it is done: the record
 first, then the process. An engine that ends while it is wanted has failed, whatever its exit code, and is not
-started again here: the control plane decides where the next one goes.
+started again here: the control plane decides where the next one goes. Only a port that somebody took before
+the engine could is replaced by another one at once.
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from catalog.durations import MINUTE, SECOND, format_duration
 from nodes.agent.clock import boot_id, now_s
+from nodes.agent.failures import Failed, cause_of_end, with_end
+from nodes.agent.gpus import unreturned
 from nodes.agent.host import Host
-from nodes.agent.inventory import FoundEngine
+from nodes.agent.inventory import oom_kills
+from nodes.agent.launching import engine_of, mark_of, prepare
 from nodes.agent.logs import bound_log, read_words
-from nodes.agent.ports import PortError, find_port
 from nodes.agent.probes import Load, Probe
-from nodes.agent.processes import Mark, Process, engine_env
-from nodes.agent.secrets import SecretError
+from nodes.agent.processes import Process
 from nodes.agent.state import Record
+from nodes.agent.watch import Ended, Watch
 from nodes.agent.weights import FetchError, fetch
-from nodes.engines import ENGINES, RenderError, Seat, render
-from nodes.engines.causes import Cause, classify
+from nodes.engines import ENGINES
+from nodes.engines.causes import Cause
 from nodes.protocol import (
-    CONFIGURATION,
     DISK,
     DRAINING,
     FAILED,
@@ -47,28 +48,10 @@ from nodes.protocol import (
 
 log = logging.getLogger("llmgw.agent")
 
-READINESS_POLL_S = 0.2
-LIVENESS_POLL_S = 1.5
-DRAIN_POLL_S = 0.2
-DRAIN_LEAST_S = 0.5  # a request that was routed just before the drain began is still on its way
-UNHEALTHY_POLLS = 3
+GPU_POLL_S = 0.2
+GPU_RETURN_S = 30.0  # for a driver to give back what an engine held
+PORTS_TRIED = 3
 DEFAULT_STARTUP_TIMEOUT_NS = 20 * MINUTE
-
-T = TypeVar("T")
-
-
-class _Failed(Exception):
-    def __init__(self, cause: Cause, exit_code: int | None = None) -> None:
-        super().__init__(cause.sentence)
-        self.cause, self.exit_code = cause, exit_code
-
-
-class _Ended(Exception):
-    """The process ended while something was asked of it."""
-
-
-def mark_of(record: Record) -> Mark:
-    return Mark(record.id, record.assignment.generation, record.assignment.rank)
 
 
 class Rank:
@@ -79,28 +62,26 @@ class Rank:
         self._process = process
         self._life: asyncio.Task[None] | None = None
         self._note = ""  # what is in the way just now; not worth a write
-        self._load = Load()
+        self._watch: Watch | None = None
         self._fetched: tuple[int, int] | None = None
+        self._oom_kills = oom_kills()
         self._is_saved = True
 
     @property
     def launch(self) -> Launch:
         return self.record.assignment.launch
 
-    @property
-    def log_path(self) -> Path:
-        return self.host.state.log_path(self.record.id, self.record.assignment.generation)
-
     def report(self) -> RankReport:
         record = self.record
-        is_serving = record.state in (READY, DRAINING)
+        load = self._watch.load if self._watch and record.state in (READY, DRAINING) else Load()
+        note = self._note or (self._watch.note if self._watch else "")
         done, total = self._fetched if self._fetched and record.state == FETCHING else (None, None)
         return RankReport(
             replica=record.id,
             generation=record.assignment.generation,
             rank=record.assignment.rank,
             state=record.state,
-            reason=self._note or record.reason,
+            reason=note or record.reason,
             age_s=round(max(0.0, now_s() - record.since_s), 3),
             port=record.port,
             pid=record.pid,
@@ -110,11 +91,14 @@ class Rank:
             cause=record.cause,
             kind=record.kind,
             exit_code=record.exit_code,
-            running=self._load.running if is_serving else None,
-            waiting=self._load.waiting if is_serving else None,
+            running=load.running,
+            waiting=load.waiting,
             done_bytes=done,
             total_bytes=total,
             key_id=ClusterKey.id_of(record.assignment.key),
+            meeting=record.meeting,
+            attempt=record.attempt or None,
+            attempts=record.attempts,
         )
 
     # --- from outside
@@ -125,7 +109,7 @@ class Rank:
 
     def lament(self) -> None:
         """Its leader ended unseen and others of its processes are left: end those, then tell the cause."""
-        self._run(self._tell_end())
+        self._run(self._bury())
 
     def drain(self, drain_s: float, *, why: str, grace_s: float | None = None) -> None:
         """Let running requests finish, for so long at most, then stop. A second call can only shorten it."""
@@ -142,7 +126,11 @@ class Rank:
         self.leave(was_ready=was_ready, grace_s=grace_s)
 
     def leave(self, *, was_ready: bool, grace_s: float | None = None) -> None:
-        self._run(self._leave(self._life, was_ready, self.host.stop_grace_s if grace_s is None else grace_s))
+        self._run(
+            self._leave(
+                self._life, was_ready, self.host.configuration.stop_grace_s if grace_s is None else grace_s
+            )
+        )
 
     async def over(self) -> None:
         """Returns when the life that is under way has come to its end."""
@@ -178,169 +166,195 @@ class Rank:
             log.exception("The life of replica %s broke off.", self.record.id)
             await self._end_process(0)
             sentence = "The agent itself failed here; its log tells more."
-            self._fail(_Failed(Cause("agent_fault", sentence, NODE)))
+            self._fail(Cause("agent_fault", sentence, NODE))
 
     async def _live(self, taken_ports: Callable[[], set[int]]) -> None:
+        """A process that was taken up is not started again: where its weights are is not on record."""
         try:
+            tries = 0
             if self._process is None:
                 path = await self._fetch()
-                self._start(path, taken_ports())
-            try:
-                if self.record.state != READY:
-                    await self._wait_until_ready()
-                await self._watch()
-            except _Ended:
-                await self._tell_end()
-        except _Failed as failed:
-            self._fail(failed)
+                self._change(gpu_used_mib=await asyncio.to_thread(self._used))
+                tries = PORTS_TRIED if self.record.meeting == "" else 1
+            while True:
+                if self._process is None:
+                    tries -= 1
+                    self._start(path, taken_ports())
+                is_new = self.record.state != READY
+                try:
+                    if is_new:
+                        await self._wait_until_ready()
+                        is_new = False
+                    await self._stay_ready()
+                except Ended:
+                    failed = await self._mourn()
+                    if not (is_new and tries and failed.is_of_its_port):
+                        raise failed from None
+        except Failed as failed:
+            self._fail(failed.cause)
 
     async def _fetch(self) -> str:
         self._set(state=FETCHING, reason="", pid=None, started=None, port=None, command=())
-        if not self._engine().adapter.needs_weights:
+        if not engine_of(self.host, self.launch.engine).adapter.needs_weights:
             return ""
+
+        told = self.host.configuration
 
         def progress(done: int, total: int) -> None:
             self._fetched = (done, total)
             self._note = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB of {self.launch.source} are on the node"
 
         try:
-            path = await fetch(self.launch, self.host.store, progress)
+            path = await fetch(self.launch, told.store, progress, roots=told.roots)
         except FetchError as error:
-            raise _Failed(error.cause) from None
+            raise Failed(error.cause) from None
         with self._disk():
             self.host.state.keep_weights(self.launch.source, path)
         return path
 
     def _start(self, model_path: str, taken_ports: set[int]) -> None:
         """Without a pause in it: the record says that a process may exist before one does."""
-        host, assignment = self.host, self.record.assignment
-        engine = self._engine()
-        first, last = host.ports
-        try:
-            port = find_port(host.address, first, last, start=host.state.ledger.next_port, taken=taken_ports)
-            seat = Seat(
-                executable=engine.words,
-                host=host.address,
-                port=port,
-                key=assignment.key,
-                model_path=model_path,
-                gpus=tuple(assignment.gpus),
-                allowed_args=host.allowed_args,
-            )
-            command = render(self.launch, seat)
-            given = {**engine.env, **host.secrets.resolve(command.env)}
-        except PortError as error:
-            raise _Failed(Cause("port_in_use", str(error), TRANSIENT)) from None
-        except RenderError as error:
-            raise _Failed(Cause("bad_argument", str(error), CONFIGURATION)) from None
-        except SecretError as error:
-            raise _Failed(Cause("no_secret", str(error), NODE)) from None
-        mark = mark_of(self.record)
-        env = engine_env(os.environ, given, mark=mark, node=host.node, port=port)
+        host = self.host
+        prepared = prepare(host, self.record, model_path, taken_ports)
         with self._disk():
-            host.state.keep_next_port(port + 1)
-            self._change(state=STARTING, reason="", port=port, command=command.shown)
+            host.state.keep_next_port(prepared.port + 1)
+            self._change(
+                state=STARTING,
+                reason="",
+                port=prepared.port,
+                command=prepared.command.shown,
+                pid=None,
+                started=None,
+                attempt=host.state.next_attempt(self.record),
+            )
             host.state.save(self.record)
         try:
             self._process = Process.spawn(
-                command.argv,
-                env=env,
-                mark=mark,
-                log=self.log_path,
+                prepared.command.argv,
+                env=prepared.env,
+                mark=mark_of(self.record),
+                log=host.state.log_path(self.record.id, self.record.attempt),
                 folder=host.state.path,
-                ends_with_agent=host.engines_end_with_agent,
+                ends_with_agent=host.configuration.engines_end_with_agent,
             )
         except OSError as error:
-            sentence = f"{engine.adapter.title} cannot be run ({error.strerror}); check it on the node."
-            raise _Failed(Cause("engine_broken", sentence, NODE)) from None
+            title = ENGINES[self.launch.engine].title
+            sentence = f"{title} cannot be run ({error.strerror}); check it on the node."
+            raise Failed(Cause("engine_broken", sentence, NODE)) from None
         self._set(pid=self._process.pid, started=self._process.started)
 
     async def _wait_until_ready(self) -> None:
+        watch = self._watch_of_process()
         limit_ns = self.launch.profile.get("startup_timeout")
         if not isinstance(limit_ns, int) or limit_ns <= 0:
             limit_ns = DEFAULT_STARTUP_TIMEOUT_NS
-        probe = self._probe()
-        try:
-            async with asyncio.timeout(self.record.since_s + limit_ns / SECOND - now_s()):
-                while obstacle := await self._while_it_runs(probe.obstacle()):
-                    self._note = f"not ready yet: {obstacle}"
-                    await self._while_it_runs(asyncio.sleep(READINESS_POLL_S))
-                self._load = await self._while_it_runs(probe.load())
-        except TimeoutError:
-            note = self._note or "it did not answer"
-            await self._end_process(0)
-            sentence = (
-                f"It did not become ready within {format_duration(limit_ns)} ({note}); give the profile a "
-                f"longer startup_timeout, or look into its log."
+        if await watch.until_ready(self.record.since_s + limit_ns / SECOND - now_s()):
+            is_part = self.record.assignment.rank > 0
+            self._set(
+                state=READY,
+                reason="Its part runs; rank 0 tells when all of the replica serves." if is_part else "",
             )
-            raise _Failed(Cause("start_timeout", sentence, TRANSIENT)) from None
-        self._set(state=READY, reason="")
+            return
+        sentence = (
+            f"It did not become ready within {format_duration(limit_ns)} ({watch.note}); give the profile a "
+            f"longer startup_timeout, or look into its log."
+        )
+        raise await self._put_down(Cause("start_timeout", sentence, TRANSIENT))
 
-    async def _watch(self) -> None:
-        """Until its process ends. An engine that does not answer may be busy: it is said, not judged."""
-        probe = self._probe()
-        silent = 0
-        while True:
-            is_healthy = await self._while_it_runs(probe.is_healthy())
-            self._load = await self._while_it_runs(probe.load())
-            silent = 0 if is_healthy else silent + 1
-            self._note = ""
-            if silent >= UNHEALTHY_POLLS:
-                self._note = f"its process runs, but did not answer the last {silent} health checks"
+    async def _stay_ready(self) -> None:
+        """Until its process ends, or is stuck."""
+
+        async def look_after() -> None:
             if not self._is_saved:
                 self.save()
-            await asyncio.to_thread(bound_log, self.log_path)
-            await self._while_it_runs(asyncio.sleep(LIVENESS_POLL_S))
+            self._oom_kills = oom_kills()
+            await asyncio.to_thread(bound_log, self._log_path())
 
-    async def _tell_end(self) -> None:
+        sentence = await self._watch_of_process().until_stuck(
+            self.host.configuration.stuck_after_s, look_after
+        )
+        raise await self._put_down(Cause("stuck", sentence, TRANSIENT))
+
+    # --- its end
+
+    async def _bury(self) -> None:
+        self._fail((await self._mourn()).cause)
+
+    async def _mourn(self) -> Failed:
         """Its process ended while it was wanted. It has failed once nothing of it is left."""
-        assert self._process is not None
-        exit_code = self._process.exit_code
-        if self._process.has_remains:
+        process = self._process
+        assert process is not None
+        now = oom_kills()
+        is_short_of_memory = now is not None and self._oom_kills is not None and now > self._oom_kills
+        if process.has_remains:
             self._set(state=DRAINING, reason="Its engine ended; what it left behind is being stopped.")
         await self._end_process(0)
-        tail = read_words(self.log_path, key=self.record.assignment.key)
-        killed_by = -exit_code if exit_code is not None and exit_code < 0 else None
-        self._fail(_Failed(classify(self.launch.engine, tail, exit_code, killed_by), exit_code))
+        tail = read_words(self._log_path(), key=self.record.assignment.key)
+        cause = cause_of_end(
+            self.launch.engine, tail, process.exit_code, is_short_of_memory=is_short_of_memory
+        )
+        self._keep_end(cause.cause, cause.sentence, process)
+        return Failed(cause)
+
+    async def _put_down(self, cause: Cause) -> Failed:
+        """It runs, and has failed all the same."""
+        process = self._process
+        await self._end_process(0)
+        if process is not None:
+            self._keep_end(cause.cause, cause.sentence, process)
+        return Failed(cause)
 
     async def _leave(self, life: asyncio.Task[None] | None, was_ready: bool, grace_s: float) -> None:
         if life is not None:
             life.cancel()
             await asyncio.wait([life])
-        exit_code = None
-        if self._process is not None:
+        if (process := self._process) is not None:
             if was_ready:
-                with contextlib.suppress(_Ended):
-                    await self._wait_until_idle()
-            self._note = "its processes are being stopped"
-            await self._process.end(grace_s=grace_s)
-            exit_code = self._process.exit_code
-            self._process.close()
-        self._set(state=STOPPED, exit_code=exit_code, drain_until_s=None)
+                with contextlib.suppress(Ended):
+                    await self._watch_of_process().until_idle(lambda: self.record.drain_until_s or 0.0)
+            await self._end_process(grace_s)
+            self._keep_end("", self.record.reason, process)
+        self._set(state=STOPPED, drain_until_s=None)
 
-    async def _wait_until_idle(self) -> None:
-        probe = self._probe()
-        told_s = now_s()
-        while (until_s := self.record.drain_until_s) is not None and now_s() < until_s:
-            self._load = await self._while_it_runs(probe.load())
-            if self._load.is_idle and now_s() - told_s >= DRAIN_LEAST_S:
-                return
-            self._note = self._waits_for()
-            await self._while_it_runs(asyncio.sleep(min(DRAIN_POLL_S, max(0.0, until_s - now_s()))))
+    async def _end_process(self, grace_s: float) -> None:
+        """Returns when nothing of it is left, and its GPUs are what they were."""
+        if (process := self._process) is None:
+            return
+        await process.end(grace_s=grace_s, tell=self._tell)
+        process.close()
+        ended_s = now_s()
+        while held := await asyncio.to_thread(self._unreturned):
+            if now_s() - ended_s > GPU_RETURN_S:
+                log.warning("replica %s: its processes are gone, and %s.", self.record.id, held)
+                break
+            self._tell(f"its processes are gone, and {held}")
+            await asyncio.sleep(GPU_POLL_S)
+        self._process = self._watch = None
 
-    def _waits_for(self) -> str:
-        if self._load.running is None:
-            return "waits for its running requests, whose number it does not tell"
-        return f"waits for {self._load.running + (self._load.waiting or 0)} requests to finish"
+    def _unreturned(self) -> str:
+        before = self.record.gpu_used_mib
+        return unreturned(self.host.devices.read(), before) if before else ""
+
+    def _used(self) -> dict[str, int]:
+        gpus = self.record.assignment.gpus
+        cards = self.host.devices.read() if gpus else ()
+        return {card.id: card.used_mib for card in cards if card.id in gpus and card.used_mib is not None}
+
+    def _tell(self, note: str) -> None:
+        self._note = note
+
+    def _keep_end(self, cause: str, reason: str, process: Process) -> None:
+        code = process.exit_code
+        self._change(exit_code=code)
+        self.record = with_end(self.record, cause=cause, reason=reason, exit_code=code, was_seen=True)
+
+    def _fail(self, cause: Cause) -> None:
+        self._set(state=FAILED, reason=cause.sentence, cause=cause.cause, kind=cause.kind)
 
     # --- parts
 
-    def _engine(self) -> FoundEngine:
-        name = self.launch.engine
-        if name not in self.host.engines:
-            sentence = f"The engine {name} is no longer on this node; install it, or give it with --engine."
-            raise _Failed(Cause("engine_absent", sentence, NODE))
-        return self.host.engines[name]
+    def _log_path(self) -> Path:
+        return self.host.state.log_path(self.record.id, self.record.attempt)
 
     @contextlib.contextmanager
     def _disk(self) -> Iterator[None]:
@@ -348,10 +362,18 @@ class Rank:
         try:
             yield
         except OSError as error:
-            raise _Failed(Cause("disk_full", self.host.state.no_room(error), DISK)) from None
+            raise Failed(Cause("disk_full", self.host.state.no_room(error), DISK)) from None
+
+    def _watch_of_process(self) -> Watch:
+        """Rank 0 answers for its whole replica; the others have no door."""
+        assert self._process is not None
+        if self._watch is None:
+            self._watch = Watch(self._process, self._probe() if self.record.assignment.rank == 0 else None)
+        return self._watch
 
     def _probe(self) -> Probe:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host.address, self.host.address)  # noqa: S104
+        address = self.host.configuration.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
         at = f"[{host}]" if ":" in host else host
         return Probe(
             self.host.session,
@@ -359,36 +381,6 @@ class Rank:
             self.launch,
             base_url=f"http://{at}:{self.record.port}",
             key=self.record.assignment.key,
-        )
-
-    async def _while_it_runs(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result; raises _Ended as soon as the process ends."""
-        assert self._process is not None
-        task = asyncio.ensure_future(work)
-        end = asyncio.ensure_future(self._process.ended())
-        try:
-            await asyncio.wait([task, end], return_when=asyncio.FIRST_COMPLETED)
-            if end.done():
-                raise _Ended
-            return task.result()
-        finally:
-            for each in (task, end):
-                each.cancel()
-            await asyncio.wait([task, end])
-
-    async def _end_process(self, grace_s: float) -> None:
-        if self._process is not None:
-            await self._process.end(grace_s=grace_s)
-            self._process.close()
-
-    def _fail(self, failed: _Failed) -> None:
-        cause = failed.cause
-        self._set(
-            state=FAILED,
-            reason=cause.sentence,
-            cause=cause.cause,
-            kind=cause.kind,
-            exit_code=failed.exit_code,
         )
 
     def _set(self, **changes: Any) -> None:
@@ -401,6 +393,8 @@ class Rank:
         if changes.get("state", before) != before:
             changes |= {"since_s": now_s(), "boot": boot_id()}
             self._note = ""
+            if self._watch is not None:
+                self._watch.note = ""
             reason = changes.get("reason", self.record.reason)
             told = f"{before}, then {changes['state']}" + (f": {reason}" if reason else "")
             log.info("replica %s: %s", self.record.id, told)

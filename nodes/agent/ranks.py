@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nodes.agent.clock import boot_id, now_s
+from nodes.agent.failures import cause_of_end, with_end
 from nodes.agent.host import Host
-from nodes.agent.logs import read_words
+from nodes.agent.judging import Refusal, judge_form, ranks_in
+from nodes.agent.launching import mark_of, meeting_at, next_port, split_meeting
+from nodes.agent.logs import Follower, read_words
+from nodes.agent.ports import PortError
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
-from nodes.agent.rank import Rank, mark_of
+from nodes.agent.rank import Rank
 from nodes.agent.state import OVER, Record
-from nodes.engines.causes import Cause, classify
+from nodes.engines.causes import Cause
 from nodes.protocol import (
     DRAINING,
     FAILED,
     FETCHING,
-    PROTOCOL,
     READY,
     STARTING,
     STOPPED,
     TRANSIENT,
     Assignment,
-    GpuReport,
     Launch,
     RankReport,
 )
@@ -39,21 +39,11 @@ OVER_KEPT_S = 24 * 3600
 OVER_KEPT = 50
 STOP_WITH_AGENT_GRACE_S = 4.0
 
-_KEY = re.compile(r"[\x21-\x7e]{16,200}")
-
-
-class Refusal(Exception):
-    """A command that is not carried out. Nothing has changed."""
-
-    def __init__(self, status: int, code: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.code, self.sentence = status, code, sentence
-
 
 class Ranks:
-    def __init__(self, host: Host, *, cluster: str, gpus: Callable[[], Sequence[GpuReport]]) -> None:
-        self.host, self.cluster = host, cluster
-        self._gpus = gpus
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.cluster = host.configuration.identity.cluster
         self._ranks: dict[str, Rank] = {}
         self._strays: dict[str, Seen] = {}
 
@@ -62,18 +52,26 @@ class Ranks:
         known = [rank.report() for _, rank in sorted(self._ranks.items())]
         return known + [_stray_report(seen) for _, seen in sorted(self._strays.items())]
 
-    def log_words(self, replica: str, limit_bytes: int) -> str | None:
-        """The end of its last log; None where no engine of it has written one here."""
-        path = self.host.state.last_log(replica)
+    def follower(self, replica: str, attempt: int | None) -> tuple[int, Follower] | None:
+        """Of this attempt's log or, by default, of the last one's; None where no engine has written it."""
+        logs = self.host.state.logs(replica)
+        attempt = next(iter(logs), 0) if attempt is None else attempt
         rank = self._ranks.get(replica)
         key = rank.record.assignment.key if rank else ""  # of one that is forgotten it opens nothing any more
-        return read_words(path, key=key, limit_bytes=limit_bytes) if path else None
+        return (attempt, Follower(logs[attempt], key=key)) if attempt in logs else None
+
+    def is_writing(self, replica: str, attempt: int) -> bool:
+        """Whether more may come of this log."""
+        rank = self._ranks.get(replica)
+        if rank is None:
+            return replica in self._strays
+        return rank.record.attempt == attempt and not rank.record.is_over
 
     # --- commands
 
     def assign(self, assignment: Assignment) -> RankReport:
         """Run this, or go on running it. Raises Refusal."""
-        _judge_form(assignment)
+        judge_form(assignment)
         self._obey(assignment.cluster, assignment.fence)
         stone = self.host.state.tombstone(assignment.replica)
         if stone is not None and assignment.generation <= stone.generation:
@@ -94,11 +92,20 @@ class Ranks:
                 )
                 raise Refusal(409, "generation", sentence)
         self._judge_room(assignment)
-        record = Record(assignment, state=FETCHING, since_s=now_s(), boot=boot_id())
+        record = Record(
+            assignment,
+            state=FETCHING,
+            since_s=now_s(),
+            boot=boot_id(),
+            attempt=self.host.state.last_attempt(assignment.replica),
+            attempts=known.record.attempts if known else (),
+        )
         process = self._take_up_stray(assignment)
         if process is not None:
             port = self._strays[assignment.replica].port
             record = replace(record, state=STARTING, port=port, pid=process.pid, started=process.started)
+        else:
+            record = replace(record, meeting=self._meeting_of(assignment))
         try:
             with self._disk():
                 self.host.state.save(record)
@@ -139,7 +146,7 @@ class Ranks:
     def recover(self) -> None:
         """Take up every engine that can be accounted for; resolve what was cut in half."""
         found: dict[str, list[Seen]] = {}
-        for seen in marked_processes(self.host.node):
+        for seen in marked_processes(self.host.configuration.identity.node):
             found.setdefault(str(seen.mark), []).append(seen)
         for record in self.host.state.records():
             self._recover(record, found.pop(str(mark_of(record)), []))
@@ -194,15 +201,16 @@ class Ranks:
 
     def _died_unseen(self, record: Record, is_this_boot: bool) -> Record:
         if is_this_boot:
-            log_path = self.host.state.log_path(record.id, record.assignment.generation)
+            log_path = self.host.state.log_path(record.id, record.attempt)
             tail = read_words(log_path, key=record.assignment.key)
-            cause = classify(record.assignment.launch.engine, tail, None)
+            engine = record.assignment.launch.engine
+            cause = cause_of_end(engine, tail, None, is_short_of_memory=False)
         else:
             cause = Cause(
                 "rebooted", "The node restarted while this engine ran; a new one is started.", TRANSIENT
             )
         return replace(
-            record,
+            with_end(record, cause=cause.cause, reason=cause.sentence, exit_code=None, was_seen=False),
             state=FAILED,
             reason=cause.sentence,
             cause=cause.cause,
@@ -240,9 +248,10 @@ class Ranks:
 
     def _judge_room(self, assignment: Assignment) -> None:
         launch = assignment.launch
-        if assignment.rank > 0 or launch.profile.get("nodes", 1) != 1:
+        if ranks_in(launch) > 1 and not self.host.configuration.runs_gangs:
             sentence = (
-                f'model "{launch.model}" spans several nodes, which this agent does not run; use one node.'
+                f'model "{launch.model}" spans several nodes, and this one is in no fabric; start its agent '
+                f"with --fabric, and with --fabric-address if it listens everywhere."
             )
             raise Refusal(422, "gang", sentence)
         if launch.engine not in self.host.engines:
@@ -252,7 +261,7 @@ class Ranks:
                 f"to the agent with --engine {launch.engine}=PROGRAM."
             )
             raise Refusal(422, "engine_absent", sentence)
-        known = {gpu.id for gpu in self._gpus()}
+        known = {gpu.id for gpu in self.host.devices.read()}
         for gpu in assignment.gpus:
             if gpu not in known:
                 raise Refusal(
@@ -275,8 +284,23 @@ class Ranks:
         return running + strays
 
     def _taken_ports(self) -> set[int]:
-        ports = {rank.record.port for rank in self._ranks.values() if not rank.record.is_over}
-        return {port for port in ports | {seen.port for seen in self._strays.values()} if port is not None}
+        running = [rank.record for rank in self._ranks.values() if not rank.record.is_over]
+        ports = {record.port for record in running} | {seen.port for seen in self._strays.values()}
+        meetings = {int(split_meeting(each.meeting)[1]) for each in running if each.meeting}
+        return meetings | {port for port in ports if port is not None}
+
+    def _meeting_of(self, assignment: Assignment) -> str:
+        """Where the ranks of its replica meet, chosen anew for each by rank 0's agent. Raises Refusal."""
+        if ranks_in(assignment.launch) == 1 or assignment.rank > 0:
+            return assignment.meeting
+        address = self.host.configuration.meeting_address
+        try:
+            port = next_port(self.host, address, self._taken_ports())
+        except PortError as error:
+            raise Refusal(503, "port_in_use", str(error)) from None
+        with self._disk():
+            self.host.state.keep_next_port(port + 1)
+        return meeting_at(address, port)
 
     # --- strays: marked processes without a record
 
@@ -317,6 +341,7 @@ class Ranks:
             port=seen.port,
             pid=seen.pid,
             started=seen.started,
+            attempt=self.host.state.last_attempt(seen.mark.replica),
         )
         rank = self._ranks[record.id] = Rank(self.host, record, process)
         return rank
@@ -352,31 +377,3 @@ def _stray_report(seen: Seen) -> RankReport:
         pid=seen.pid,
         gpus=seen.gpus,
     )
-
-
-def _judge_form(assignment: Assignment) -> None:
-    """What JSON's types cannot say. Raises Refusal."""
-    launch = assignment.launch
-    faults = (
-        (assignment.protocol < 1, "protocol must be 1 or more"),
-        (assignment.protocol > PROTOCOL + 1, f"this agent speaks protocol {PROTOCOL}; bring it up to date"),
-        (not is_uuid(assignment.replica), "replica must be a UUID in its usual form"),
-        (assignment.generation < 1, "generation must be 1 or more"),
-        (assignment.fence < 0, "fence must be 0 or more"),
-        (assignment.rank < 0, "rank must be 0 or more"),
-        (not _KEY.fullmatch(assignment.key), "key must be 16 to 200 visible ASCII characters"),
-        (not launch.model, "launch.model must be a name"),
-        (not launch.engine, "launch.profile.engine must be a name"),
-        (len(set(assignment.gpus)) != len(assignment.gpus), "gpus must not name one twice"),
-        (any("," in gpu or not gpu for gpu in assignment.gpus), "gpus must be devices' ids"),
-    )
-    for is_so, sentence in faults:
-        if is_so:
-            raise Refusal(400, "malformed", f"The assignment cannot be read: {sentence}.")
-
-
-def is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text
-    except ValueError:
-        return False

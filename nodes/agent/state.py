@@ -3,7 +3,7 @@
     <state>/lock                 held while an agent runs here
     <state>/agent.json           the highest fence, the next port, tombstones, weights
     <state>/replicas/<id>.json   one record a replica, mode 0600: its key is in it
-    <state>/logs/<id>-<generation>.log
+    <state>/logs/<id>-<attempt>.log
 
 A file that cannot be read is set aside under another name, never guessed at and never deleted.
 """
@@ -17,19 +17,29 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nodes.agent.clock import boot_id, now_s
-from nodes.protocol import FAILED, FETCHING, STOPPED, Assignment, ProtocolError, read, to_json
+from nodes.protocol import (
+    FAILED,
+    FETCHING,
+    STOPPED,
+    Assignment,
+    AttemptReport,
+    ProtocolError,
+    read,
+    to_json,
+)
 
 log = logging.getLogger("llmgw.agent")
 
 TOMBSTONE_S = 7 * 24 * 3600
 TOMBSTONES_LIMIT = 10_000
 LOGS_LIMIT = 50  # of replicas that are over; each is bounded by itself
+ATTEMPTS_KEPT = 5  # of one replica, with their logs
 OVER = (STOPPED, FAILED)
 
 T = TypeVar("T")
@@ -43,7 +53,9 @@ class StateError(Exception):
 class Record:
     """One rank as it is kept. since_s and drain_until_s are moments of the boot `boot`, by the boot clock.
 
-    started: the process's start time in clock ticks; with pid and boot it identifies a process.
+    started: the process's start time in clock ticks; with pid and boot it identifies a process. attempt: its
+    number, 0 before the first; attempts: those that have ended. meeting: where the ranks of its replica meet.
+    gpu_used_mib: what was held on its cards before it came.
     """
 
     assignment: Assignment
@@ -59,6 +71,10 @@ class Record:
     kind: str = ""
     exit_code: int | None = None
     drain_until_s: float | None = None
+    meeting: str = ""
+    attempt: int = 0
+    attempts: Sequence[AttemptReport] = ()
+    gpu_used_mib: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -129,13 +145,23 @@ class StateFolder:
     def forget(self, replica: str) -> None:
         self._record_path(replica).unlink(missing_ok=True)
 
-    def log_path(self, replica: str, generation: int) -> Path:
-        return self.path / "logs" / f"{uuid.UUID(replica)}-{generation:d}.log"
+    def log_path(self, replica: str, attempt: int) -> Path:
+        return self.path / "logs" / f"{uuid.UUID(replica)}-{attempt:d}.log"
 
-    def last_log(self, replica: str) -> Path | None:
-        """The log of the replica's newest generation, whether or not it is still known."""
-        found = (self.path / "logs").glob(f"{uuid.UUID(replica)}-*.log")
-        return max(found, key=lambda path: int(path.stem.rsplit("-", 1)[1]), default=None)
+    def logs(self, replica: str) -> dict[int, Path]:
+        """By attempt, the newest first, whether or not the replica is still known."""
+        paths = (self.path / "logs").glob(f"{uuid.UUID(replica)}-*.log")
+        return dict(sorted(((int(path.stem[37:]), path) for path in paths), reverse=True))
+
+    def last_attempt(self, replica: str) -> int:
+        return max(self.logs(replica), default=0)
+
+    def next_attempt(self, record: Record) -> int:
+        """A number that no process of the replica has had here; the logs of the oldest attempts make room."""
+        logs = self.logs(record.id)
+        for path in [*logs.values()][ATTEMPTS_KEPT - 1 :]:
+            path.unlink(missing_ok=True)
+        return 1 + max(record.attempt, *logs, 0)
 
     def prune_logs(self, kept: set[str]) -> None:
         """Leave those of `kept` and the newest of the others."""
@@ -226,6 +252,14 @@ class StateFolder:
                 os.unlink(draft)
             raise
         _sync_folder(path.parent)
+
+
+def is_uuid(text: str) -> bool:
+    """As files are named by it: in lower case, with dashes."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _sync_folder(path: Path) -> None:

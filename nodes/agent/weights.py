@@ -25,6 +25,7 @@ from typing import Any
 from catalog.arguments import is_given
 from catalog.source import HubSource, PathSource, SourceError, parse_source
 from catalog.weights import GGUF_ENGINES, choose_weights
+from nodes.agent.paths import is_outside
 from nodes.engines.causes import Cause
 from nodes.protocol import CONFIGURATION, DISK, NODE, TRANSIENT, Launch
 
@@ -32,7 +33,6 @@ from nodes.protocol import CONFIGURATION, DISK, NODE, TRANSIENT, Launch
 COMPANIONS = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 CODE = (".py",)  # only where the profile trusts its author
 COMPANION_LIMIT_BYTES = 200 * 1024 * 1024
-WEIGHT_FILES = (".gguf", ".safetensors", ".bin")
 REPORT_S = 0.5
 ROOT = Path(__file__).resolve().parents[2]  # from where this module is found by its name
 LISTED = 5  # files that one sentence lists
@@ -50,21 +50,30 @@ def _failure(cause: str, sentence: str, kind: str) -> FetchError:
     return FetchError(Cause(cause, sentence, kind))
 
 
-async def fetch(launch: Launch, store: Path, progress: Callable[[int, int], None]) -> str:
-    """The path to give to the engine. progress is told bytes done and bytes in all. Raises FetchError."""
+async def fetch(
+    launch: Launch, store: Path, progress: Callable[[int, int], None], *, roots: Sequence[str] = ()
+) -> str:
+    """The path to give to the engine. progress is told bytes done and bytes in all. roots: the folders that a
+    source's path may lead into, none for anywhere. Raises FetchError."""
     try:
         source = parse_source(launch.source)
     except SourceError as error:
         raise _failure("bad_source", f'model "{launch.model}": {error}.', CONFIGURATION) from None
     if isinstance(source, PathSource):
-        return await asyncio.to_thread(_local, launch, source.path)
+        return await asyncio.to_thread(_local, launch, source.path, roots)
     return await _download(launch, source, store, progress)
 
 
 # --- a path ---------------------------------------------------------------------------------------------
 
 
-def _local(launch: Launch, path: str) -> str:
+def _local(launch: Launch, path: str, roots: Sequence[str]) -> str:
+    if is_outside(path, roots):
+        sentence = (
+            f'The path {path} of model "{launch.model}" leads out of the folders that this node allows; put '
+            f"the weights into one of them, or start its agent with another --root."
+        )
+        raise _failure("path_refused", sentence, NODE)
     if not os.path.exists(path):
         sentence = f'The path {path} of model "{launch.model}" is not on this node; put the weights there.'
         raise _failure("model_path_missing", sentence, NODE)
