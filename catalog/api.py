@@ -239,7 +239,7 @@ class ModelViewSet(Resource):
         told = {
             "model": hide_model(wanted.as_text_dict(), sees_env=sees_env) if wanted else None,
             "changes": hide_all(outcome.changes, sees_env=sees_env) if outcome else {},
-            "warnings": _warnings(outcome) if outcome else [],
+            "warnings": outcome.warnings if outcome else [],
             "consequences": consequences_as_dict(found, sees_env=sees_env),
         }
         return Response(told)
@@ -249,16 +249,11 @@ class ModelViewSet(Resource):
 
     def _outcome(self, outcome: actions.Outcome, code: int = status.HTTP_200_OK) -> Response:
         answer = self._answer(get_object_or_404(self.get_queryset(), pk=outcome.model.pk), code)
-        answer.data["status"]["warnings"] = _warnings(outcome)
+        answer.data["status"]["warnings"] = outcome.warnings
         return answer
 
     def _answer(self, model: Model, code: int = status.HTTP_200_OK) -> Response:
         return Response(self.shown(model), status=code, headers={"ETag": f'"{model.revision}"'})
-
-
-def _warnings(outcome: actions.Outcome) -> list[str]:
-    told = [outcome.finding.sentence] if outcome.finding.level != "ok" else []
-    return told + list(outcome.warnings)
 
 
 # --- keys -----------------------------------------------------------------------------------------

@@ -376,6 +376,17 @@ def test_a_circle_of_fallbacks_is_allowed_and_said(client: Client, door: str) ->
 
 
 @pytest.mark.parametrize("door", DOORS)
+def test_what_is_found_of_a_source_and_what_is_seldom_meant_is_said_once(
+    world: Hub, base: None, client: Client, door: str
+) -> None:
+    client.force_login(alice())
+    said = DOORS[door](client, form(source="org/two-gguf", profile={"args": ["--trust-remote-code"]}))
+    assert said.refusals == []
+    for what in ("which vllm reads poorly", "runs code from the repository"):
+        assert sum(what in warning for warning in said.warnings) == 1, said.warnings
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_a_hub_that_is_down_is_said_and_nothing_is_saved(
     base: None, client: Client, settings: Any, door: str
 ) -> None:

@@ -60,7 +60,7 @@ def check_model(
             record("check", "model", seen.name, detail=_detail(finding, **_moves(seen, finding)), **told)
             transaction.on_commit(after_change, robust=True)
     row = whole_models().get(pk=seen.pk)
-    return Outcome(row, finding, warnings_of(spec, row.source_facts, seen))
+    return Outcome(row, finding, warnings_of(spec, finding, row.source_facts, seen))
 
 
 def recheck_sources(limit: int, older_than_s: float, *, ask_paths: AskPaths) -> int:

@@ -35,8 +35,9 @@ from catalog.spec import Catalog, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A change: the row as it is now, what is known of its source, and what is allowed but seldom meant.
+    """A change: the row as it is now, and what is known of its source.
 
+    warnings: what was just found of the source and is not good, and what is allowed but seldom meant.
     changes: what an edit changed, as its Event has it; empty where nothing did. trial: what the model would
     be, where nothing was saved; of one that is not there yet the row is not saved either.
     """
@@ -90,7 +91,7 @@ def add_model(
     skipping = faults_of_skipping(wanted.name, why, skip=skip_source_check)
     _refuse(_faults_beside_others(wanted) + skipping)
     finding = checked(wanted, by, ask_paths, skip=skip_source_check)
-    warned = warnings_of(wanted, finding.facts)
+    warned = warnings_of(wanted, finding, finding.facts)
     if is_trial:
         return Outcome(Model(**columns(wanted)), finding, warned, trial=wanted)
     with change(wanted, after_change) as revision:
@@ -218,7 +219,9 @@ def _edit(
     if not is_scaling_alone:
         finding, checks = _checked_for_edit(seen, wanted, by, ask_paths, skip=skip_source_check)
     found = changes(was, wanted)
-    outcome = Outcome(seen, finding, warnings_of(wanted, finding.facts, seen), hide_all(found, sees_env=True))
+    outcome = Outcome(
+        seen, finding, warnings_of(wanted, finding, finding.facts, seen), hide_all(found, sees_env=True)
+    )
     if is_trial:
         return replace(outcome, trial=wanted)
     if not found and not checks:
@@ -339,10 +342,14 @@ def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[F
     return faults_of_removal(own.name, users)
 
 
-def warnings_of(wanted: ModelSpec, facts: Mapping[str, Any], own: Model | None = None) -> tuple[str, ...]:
-    """What is allowed and seldom meant, of the model and its source alone and beside the others."""
+def warnings_of(
+    wanted: ModelSpec, finding: Finding, facts: Mapping[str, Any], own: Model | None = None
+) -> tuple[str, ...]:
+    """What was just found of the source and is not good, and what is allowed and seldom meant, of the model
+    alone and beside the others. `facts` are what is known of the source by now."""
+    is_news = finding.level != "ok" and finding.code != "recorded"
     alone = tuple(each.sentence for each in lint(wanted, facts))
-    return alone + _warnings_of_circle(wanted, own)
+    return (finding.sentence,) * is_news + alone + _warnings_of_circle(wanted, own)
 
 
 def _warnings_of_circle(wanted: ModelSpec, own: Model | None) -> tuple[str, ...]:

@@ -225,8 +225,6 @@ class ModelAdmin(VerbAdmin):
         else:
             outcome = actions.add_model(raw, **said_with)
         form.instance.pk, form.instance.name = outcome.model.pk, outcome.model.name
-        if outcome.finding.level != "ok" and outcome.finding.code != "recorded":
-            messages.warning(request, sentence(outcome.finding.sentence))
         for warning in outcome.warnings:
             messages.warning(request, sentence(warning))
 

@@ -89,10 +89,7 @@ def _value(value: Any) -> str:
 
 def print_warnings(stderr: OutputWrapper, outcome: Outcome) -> None:
     """What a verb allows and has something to say about."""
-    finding = outcome.finding
-    is_news = finding.level != "ok" and finding.code != "recorded"
-    told = [finding.sentence] if is_news else []
-    for warning in [*told, *outcome.warnings]:
+    for warning in outcome.warnings:
         stderr.write(f"warning: {shown(warning, 2_000)}")
 
 
