@@ -12,15 +12,19 @@ from django.conf import settings
 from django.contrib.auth.models import Group, Permission
 from django.db import connection
 from django.db.models.signals import post_migrate
+from hypothesis import settings as trials
 
 from tests.fake_agent import FakeAgent, joining
 
 
 def pytest_configure() -> None:
     """Passwords are hashed in a moment, not in the third of a second that keeps guessers busy. A hub is asked
-    each time: what one test's hub said is nothing to the next, which may have its port."""
+    each time: what one test's hub said is nothing to the next, which may have its port. One example of
+    Hypothesis' may take long: other tests run beside it."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.LLMGW_HUB_CACHE_S = 0
+    trials.register_profile("busy machine", deadline=None)
+    trials.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")

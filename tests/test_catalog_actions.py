@@ -397,7 +397,7 @@ def test_what_a_constraint_refuses_is_told_in_the_words_of_the_law() -> None:
         Profile.objects.create(model=row, name="", fingerprint="")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(MODELS, MODELS)
 def test_an_edit_and_its_way_back_leave_the_rows_as_they_were(first: ModelSpec, second: ModelSpec) -> None:
     with transaction.atomic():

@@ -433,7 +433,7 @@ _KEYS = st.sampled_from(
 )  # fmt: skip
 
 
-@trials(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trials(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(_KEYS, _JSON | st.just("yarn") | st.dictionaries(_KEYS, _JSON | st.just("yarn"))))
 def test_any_config_is_read_or_passed_over(hub: Hub, config: dict[str, Any]) -> None:
     facts = configured(hub, Reply(body=json.dumps(config).encode()))
