@@ -264,7 +264,7 @@ class Event(models.Model):
     by = models.CharField(max_length=150, blank=True)
     door = models.CharField(max_length=20, blank=True, help_text="admin, api, command, or the loop")
     verb = models.CharField(max_length=40)
-    kind = models.CharField(max_length=20, help_text="what it was done to: model, key, node, replica")
+    kind = models.CharField(max_length=20, help_text="what it was done to")
     subject = models.CharField(max_length=200, db_index=True)
     subject_key = models.CharField(max_length=40, blank=True, help_text="its row, whatever it is called now")
     why = models.TextField(blank=True)

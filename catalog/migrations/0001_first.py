@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
                 ('by', models.CharField(blank=True, max_length=150)),
                 ('door', models.CharField(blank=True, help_text='admin, api, command, or the loop', max_length=20)),
                 ('verb', models.CharField(max_length=40)),
-                ('kind', models.CharField(help_text='what it was done to: model, key, node, replica', max_length=20)),
+                ('kind', models.CharField(help_text='what it was done to', max_length=20)),
                 ('subject', models.CharField(db_index=True, max_length=200)),
                 ('why', models.TextField(blank=True)),
                 ('detail', models.JSONField(blank=True, default=dict)),
