@@ -63,3 +63,15 @@ def model_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
         # Of two profiles of one priority, the first that fits is taken.
         **({"profiles_order": list(new)} if stayed != stay else {}),
     }
+
+
+def listed(told: Mapping[str, Any]) -> list[Difference]:
+    """What `model_differences` tells, one after another: a profile's fields are called by its name, too."""
+    found = [Difference(each["field"], each["was"], each["now"]) for each in told.get("changed", ())]
+    for name, fields in told.get("profiles_changed", {}).items():
+        found += [Difference(f"profile {name}: {each['field']}", each["was"], each["now"]) for each in fields]
+    found += [Difference(f"profile {name}", None, "added") for name in told.get("profiles_added", ())]
+    found += [Difference(f"profile {name}", "there", "removed") for name in told.get("profiles_removed", ())]
+    if order := told.get("profiles_order"):
+        found.append(Difference("order of profiles", "another", order))
+    return found

@@ -5,7 +5,8 @@ Reads events and writes none. What of an environment is shown is for the caller 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from django.db.models import Q, QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from catalog.differences import listed
 from catalog.hiding import hide_all
 from catalog.models import Event
 from catalog.pieces import as_json, difference_table, said, sentence, table
@@ -44,8 +46,8 @@ def changes(event: Event, *, sees_env: bool) -> SafeString | str:
     """Field by field; what was added or removed whole folds out."""
     detail = hide_all(event.detail, sees_env=sees_env)
     parts: list[SafeString] = []
-    if rows := list(_differences(detail)):
-        parts.append(difference_table(rows))
+    if rows := listed(detail):
+        parts.append(difference_table(map(asdict, rows)))
     if "model" in detail:
         parts.append(_folded("the whole model", detail["model"]))
     check = detail.get("source_check") or {}
@@ -55,18 +57,6 @@ def changes(event: Event, *, sees_env: bool) -> SafeString | str:
     if others:
         parts.append(_folded("more", others))
     return format_html_join("", "{}", ((part,) for part in parts)) or "-"
-
-
-def _differences(detail: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    yield from detail.get("changed", ())
-    for name, found in detail.get("profiles_changed", {}).items():
-        yield from ({**each, "field": f"profile {name}: {each['field']}"} for each in found)
-    for name in detail.get("profiles_added", ()):
-        yield {"field": f"profile {name}", "was": None, "now": "added"}
-    for name in detail.get("profiles_removed", ()):
-        yield {"field": f"profile {name}", "was": "there", "now": "removed"}
-    if order := detail.get("profiles_order"):
-        yield {"field": "order of profiles", "was": "another", "now": order}
 
 
 def _folded(summary_: str, value: Any) -> SafeString:

@@ -191,11 +191,11 @@ def test_model_edit_tells_field_by_field_and_what_becomes_stale() -> None:
     words = ("model_edit", "tiny", "--max", "4", "--tp", "2", "--profile", "env.A-", "env.HF_TOKEN=sesame")
     printed = manage(*words, "--why", "as ordered", "--dry-run").splitlines()
     told = [
-        "FIELD                   WAS                     IS NOW",
-        "scaling                 max=2                   max=4",
-        "default: tp             1                       2",
-        "default: gpus_per_node  1                       2",
-        f"default: env            A=1, HF_TOKEN={HIDDEN}  HF_TOKEN={HIDDEN}",
+        "FIELD                           WAS                     IS NOW",
+        "scaling                         max=2                   max=4",
+        "profile default: tp             1                       2",
+        "profile default: gpus_per_node  1                       2",
+        f"profile default: env            A=1, HF_TOKEN={HIDDEN}  HF_TOKEN={HIDDEN}",
         "1 replica becomes stale and runs on as started; manage.py replicas --diff tells what differs.",
         (
             'warning: model "tiny" profile "default": the value of "HF_TOKEN" is kept in the catalog as plain'

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
 from catalog.actions import Outcome, find_model, patch_model
+from catalog.differences import listed
 from catalog.hiding import hide_model
 from catalog.management.model_options import PROFILE_HELP, add_options, model_patch
 from catalog.management.shell import (
@@ -84,7 +84,8 @@ class Command(BaseCommand):
             return
         was_saved = outcome.trial is None
         self.stdout.write(f"Changed {shown(name)}:" if was_saved else f"Would change {shown(name)}:")
-        print_differences(self.stdout, list(_lines(outcome.changes)))
+        rows = [(each.field, each.was, each.now) for each in listed(outcome.changes)]
+        print_differences(self.stdout, rows)
         if outcome.finding.level == "ok" and outcome.finding.code != "recorded":
             self.stdout.write(shown(outcome.finding.sentence, 2_000))
         if found is not None:
@@ -94,20 +95,6 @@ class Command(BaseCommand):
                 "1 replica becomes stale and runs" if stale == 1 else f"{stale} replicas become stale and run"
             )
             self.stdout.write(f"{become} on as started; manage.py replicas --diff tells what differs.")
-
-
-def _lines(changes: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for each in changes["changed"]:
-        yield each["field"], each["was"], each["now"]
-    for name, found in changes["profiles_changed"].items():
-        for each in found:
-            yield f"{name}: {each['field']}", each["was"], each["now"]
-    for name in changes["profiles_added"]:
-        yield f"profile {name}", None, "added"
-    for name in changes["profiles_removed"]:
-        yield f"profile {name}", "there", "removed"
-    if "profiles_order" in changes:
-        yield "order of profiles", None, changes["profiles_order"]
 
 
 def _as_dict(outcome: Outcome, wanted: ModelSpec, stale: int, found: Consequences | None) -> dict[str, Any]:
