@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -206,6 +208,7 @@ TOO_DEEP = f"the file is nested more than {DEPTH_LIMIT} deep, and a catalog is n
 BOTH = "true or false to one reader of YAML and a text to another; write true or false"
 DATE = "a date or a time to one reader of YAML and a text to another; write it otherwise"
 NUMBER = "a number to one reader of YAML, and another or a text to the next; write it in plain digits"
+MILLIONS = 4_000_000
 QUOTES = "or put it in quotes if it is a text"
 
 REFUSED: dict[str, tuple[str, str, str]] = {
@@ -378,6 +381,30 @@ def test_a_file_of_too_many_parts_is_left_early(format: str) -> None:
 def test_a_file_that_is_too_large_is_not_read() -> None:
     says = f"the file is larger than {BYTES_LIMIT} bytes; split the catalog"
     assert refusals(b"\xff" * (BYTES_LIMIT + 1)) == [says]
+
+
+COSTLY = {
+    "a long text": '["' + "x" * MILLIONS + '"]',
+    "a text of escapes that does not end": '["' + '\\"' * MILLIONS,
+    "escapes outside of a text": "[" + '\\"' * MILLIONS,
+    "empty lines": "[" + " \n" * MILLIONS + "}",
+    "lists without anything": "[" + "[]," * MILLIONS + "[]]",
+    "ends without beginnings": "]" * MILLIONS,
+    "commas": "[" + "," * MILLIONS,
+}
+
+
+@pytest.mark.parametrize("text", COSTLY.values(), ids=COSTLY)
+def test_what_looks_cheap_in_json_is_cheap(text: str) -> None:
+    """In a process that may hold little, and may not run for long."""
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29));"
+    limits += "resource.setrlimit(resource.RLIMIT_CPU, (30, 30));"
+    read = (
+        "import sys; from catalog.files import FileError, read_catalog_file\n"
+        "try: read_catalog_file(sys.stdin.buffer.read(), 'a.json')\n"
+        "except FileError: pass"
+    )
+    subprocess.run([sys.executable, "-c", f"{limits}{read}"], input=text.encode(), check=True)
 
 
 def test_a_bomb_of_references_costs_nothing() -> None:

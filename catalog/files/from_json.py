@@ -10,7 +10,9 @@ from typing import Any
 from catalog.files.building import DIGITS_LIMIT, Building, refuse_too_deep
 from catalog.files.places import refused
 
-_SIGN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
+# A text that does not end is one sign, too, and no sign is looked for twice: whatever the file, it is gone
+# through once.
+_SIGN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[{}\[\]]|[^\s{}\[\],:"]++|(?P<between>[\s,:]++)')
 
 
 def read_json(text: str, building: Building) -> None:
@@ -25,8 +27,6 @@ def read_json(text: str, building: Building) -> None:
                 building.open({} if sign == "{" else [], line)
             case "}" | "]":
                 building.close()
-            case "," | ":":
-                pass
             case '"' if building.wants_key:
                 building.key(json.loads(sign), line)
             case _:
@@ -39,17 +39,18 @@ def _bound_json(text: str) -> None:
     for sign, line in _signs(text):
         depth += (sign in "{[") - (sign in "}]")
         refuse_too_deep(depth, line)
-        if sign not in "{}[],:":
+        if depth < 0:
+            return  # more is closed than was opened: the parser says where
+        if sign not in "}]":
             counting.count(line)
 
 
 def _signs(text: str) -> Iterator[tuple[str, int]]:
     line = 1
     for match in _SIGN.finditer(text):
-        if match[0] == "\n":
-            line += 1
-        else:
+        if not match["between"]:
             yield match[0], line
+        line += match[0].count("\n")
 
 
 def _json_value(sign: str, line: int, building: Building) -> Any:
