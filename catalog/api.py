@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any, ClassVar, cast
 
 from django.db.models import Q, QuerySet
-from django.db.models.functions import Now
 from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions, status
 from rest_framework.decorators import api_view
@@ -34,7 +33,7 @@ from catalog.schema import (
     describe_profile,
     describe_roll,
 )
-from catalog.showing import event_as_dict, events_for, key_as_dict, keys_for
+from catalog.showing import KEY_STATES, SCALINGS, event_as_dict, events_for, key_as_dict, keys_for
 from catalog.spec import ENGINES
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
@@ -50,9 +49,6 @@ _READ_ONLY = ("status",)  # told by a GET beside the catalog's own fields; ignor
 
 
 # --- models ---------------------------------------------------------------------------------------
-
-_SCALING = {"kept": Q(scaling_min__gt=0), "on-demand": Q(scaling_min=0, scaling_max__gt=0)}
-_SCALING["off"] = Q(scaling_max=0)
 
 
 def _search_models(text: str) -> Q:
@@ -93,7 +89,7 @@ class ModelViewSet(Resource):
                 lambda state: Q(source_state="" if state == "unchecked" else state),
                 ("unchecked", *filter(None, Model.Source.values)),
             ),
-            "scaling": Filter("How it is kept.", lambda how: _SCALING[how], tuple(_SCALING)),
+            "scaling": Filter("How it is kept.", lambda how: SCALINGS[how], tuple(SCALINGS)),
             "engine": Filter(
                 "With a profile for this engine.",
                 lambda engine: Q(pk__in=Profile.objects.filter(engine=engine).values("model")),
@@ -258,12 +254,6 @@ class ModelViewSet(Resource):
 
 # --- keys -----------------------------------------------------------------------------------------
 
-_KEY_STATES = {
-    "live": Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now())),
-    "expired": Q(revoked_at=None, expires_at__lte=Now()),
-    "revoked": Q(revoked_at__isnull=False),
-}
-
 
 @describe_keys
 class KeyViewSet(Resource):
@@ -281,7 +271,7 @@ class KeyViewSet(Resource):
         orders={"created": "created_at", "name": "name"},
         filters={
             "scope": Filter("What it opens.", lambda scope: Q(scope=scope), tuple(Key.Scope.values)),
-            "state": Filter("Whether it opens.", lambda state: _KEY_STATES[state], tuple(_KEY_STATES)),
+            "state": Filter("Whether it opens.", lambda state: KEY_STATES[state], tuple(KEY_STATES)),
             "user": Filter("Whose it is.", lambda name: Q(user__username=name)),
         },
         search=lambda text: Q(name__icontains=text) | Q(id=text),

@@ -1,10 +1,12 @@
-"""What doors show of keys and events, and to whom: a row that one may not see is not there.
+"""What doors show of keys and events, and to whom: a row that one may not see is not there; and by what they
+narrow keys and models.
 
 Reads, and changes nothing. Whether a key has expired is for the database's clock to say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +17,17 @@ from catalog.hiding import SEE_ENV, hide_all
 from catalog.models import Event, Key
 
 ANY_KEY = "catalog.any_key"
+
+KEY_STATES: Mapping[str, Q] = {
+    "live": Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now())),
+    "expired": Q(revoked_at=None, expires_at__lte=Now()),
+    "revoked": Q(revoked_at__isnull=False),
+}
+SCALINGS: Mapping[str, Q] = {
+    "kept": Q(scaling_min__gt=0),
+    "on-demand": Q(scaling_min=0, scaling_max__gt=0),
+    "off": Q(scaling_max=0),
+}
 
 
 def keys() -> QuerySet[Key]:

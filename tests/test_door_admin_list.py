@@ -98,8 +98,8 @@ def many_models(until: int, node: Node, gateway: Gateway) -> None:
 
 NARROWED = [
     ("", ["runs", "asked", "off", "short", "stale"]),
-    ("scaling=running", ["runs", "short", "stale"]),
-    ("scaling=demand", ["asked"]),
+    ("scaling=kept", ["runs", "short", "stale"]),
+    ("scaling=on-demand", ["asked"]),
     ("scaling=off", ["off"]),
     ("state=short", ["short"]),
     ("state=stale", ["stale"]),
@@ -109,7 +109,7 @@ NARROWED = [
     ("q=the-alias", ["asked"]),
     ("q=on+a+disk", ["off"]),
     ("scaling=rubbish&state=rubbish&engine=rubbish", ["runs", "asked", "off", "short", "stale"]),
-    ("o=-6&scaling=demand", ["asked"]),
+    ("o=-6&scaling=on-demand", ["asked"]),
 ]
 
 

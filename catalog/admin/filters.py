@@ -10,6 +10,7 @@ from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 
 from catalog.models import Model, Profile
+from catalog.showing import SCALINGS
 from catalog.spec import ENGINES
 from nodes.models import Replica
 from nodes.showing import models_with_replicas, tally
@@ -21,17 +22,11 @@ class ScalingFilter(admin.SimpleListFilter):
     title = "scaling"
     parameter_name = "scaling"
 
-    _WANTED = {
-        "running": Q(scaling_min__gt=0),
-        "demand": Q(scaling_min=0, scaling_max__gt=0),
-        "off": Q(scaling_max=0),
-    }
-
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
-        return [("running", "kept running"), ("demand", "on demand"), ("off", "off")]
+        return [("kept", "kept running"), ("on-demand", "on demand"), ("off", "off")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Model]) -> QuerySet[Model]:
-        wanted = self._WANTED.get(self.value() or "")
+        wanted = SCALINGS.get(self.value() or "")
         return queryset.filter(wanted) if wanted else queryset
 
 
