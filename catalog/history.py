@@ -70,7 +70,7 @@ def history_table(events: Iterable[Event], *, now: datetime, sees_env: bool) -> 
             _when(event.at, now),
             event.by or "llmgw",
             event.door,
-            f"{event.verb} {event.kind} {event.subject}",
+            str(event),
             event.why,
             changes(event, sees_env=sees_env),
         )

@@ -276,4 +276,12 @@ class Event(models.Model):
         indexes = [models.Index(fields=["kind", "subject_key"], name="events_of_one_row")]
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.kind} {self.subject}"
+        return f"{self.verb} {self.kind} {self.called}"
+
+    @property
+    def called(self) -> str:
+        """What it was done to, as people call it: of a replica, first what it runs."""
+        of = self.detail
+        if self.kind != "replica" or not {"model", "profile"} <= of.keys():
+            return self.subject
+        return f"{of['model']}/{of['profile']} {self.subject[:8]}"

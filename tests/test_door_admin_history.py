@@ -11,7 +11,8 @@ from django.test import Client
 
 from catalog.actions import edit_model
 from catalog.models import Event, Model
-from tests.cast import PROFILE, a_model, alice, edited, model_form, nobody_is_asked, viola
+from nodes.actions import stop_replica
+from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form, nobody_is_asked, viola
 from tests.pages import as_shown, change, form_of, page, text_of
 
 pytestmark = pytest.mark.django_db
@@ -120,6 +121,20 @@ def test_a_long_history_is_read_page_by_page(admin: Client) -> None:
     assert "reason 59" in page(admin, path)
     assert "reason 59" not in page(admin, path + "?p=2")
     assert "add model tiny" in text_of(page(admin, path + "?p=99999"))
+
+
+def test_an_event_of_a_replica_tells_what_it_runs_and_leads_to_it(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node())
+    stop_replica(replica, by="bob", why="it is old", door="command")
+    event = Event.objects.get(kind="replica")
+    called = str(replica)
+    assert f"stop replica {called}" in text_of(page(admin, "/admin/catalog/event/"))
+    assert f"stop replica {called}" in text_of(page(admin, f"/admin/nodes/replica/{replica.pk}/history/"))
+    link = f'<a href="/admin/nodes/replica/{replica.pk}/change/">{called}</a>'
+    assert link in page(admin, f"/admin/catalog/event/{event.pk}/change/")
+    replica.delete()
+    assert link not in page(admin, f"/admin/catalog/event/{event.pk}/change/")
+    assert called in page(admin, f"/admin/catalog/event/{event.pk}/change/")
 
 
 def test_the_history_is_for_those_who_may_see_events(client: Client) -> None:

@@ -15,6 +15,7 @@ from catalog.models import Event, Model
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, said, sentence
 from catalog.showing import events_for
+from nodes.models import Replica
 
 
 @admin.register(Event)
@@ -52,8 +53,13 @@ class EventAdmin(VerbAdmin):
         return sentence(str(event))
 
     @admin.display(description="what")
-    def what(self, event: Event) -> str:
-        return sentence(event.subject)
+    def what(self, event: Event) -> SafeString | str:
+        """With the way to a replica, as long as its row is kept."""
+        called = sentence(event.called)
+        if event.kind != "replica" or not Replica.objects.filter(pk=event.subject).exists():
+            return called
+        address = reverse("admin:nodes_replica_change", args=[event.subject])
+        return format_html('<a href="{}">{}</a>', address, called)
 
     @admin.display(description="why")
     def because(self, event: Event) -> str:
