@@ -25,6 +25,7 @@ from catalog.listing import Filter, Listing
 from catalog.models import Event, Key, Model, Name, Profile
 from catalog.reading import NAME_LIMIT, Reader, quote
 from catalog.resources import Addresses, Resource, body_of, expected_revision, is_dry_run, settle
+from catalog.rest import NOTHING_HERE
 from catalog.schema import (
     describe_check,
     describe_events,
@@ -375,7 +376,7 @@ class EventViewSet(Resource):
 @extend_schema(exclude=True)
 @api_view(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
 def no_such_address(request: Request, rest: str) -> Response:
-    raise exceptions.NotFound("There is nothing at this address.")
+    raise exceptions.NotFound(NOTHING_HERE)
 
 
 router = Addresses()

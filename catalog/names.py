@@ -43,6 +43,11 @@ def _collides(model: str, alias: str) -> Fault:
     return Fault(model, "", "aliases", "duplicate", sentence)
 
 
+def removed_meanwhile(name: str) -> Fault:
+    sentence = f"model {quote(name)} was removed by somebody else just now; add it anew if it is still wanted"
+    return Fault(name, "", "", "conflict", sentence)
+
+
 def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fault]:
     """What the names of these models have against each other and against those of their neighbours."""
     models = [model for model in models if model.name]

@@ -131,6 +131,7 @@ def _refuse_constant(constant: str) -> Any:
 # --- how a no looks -------------------------------------------------------------------------------
 
 _CONFLICTS = frozenset({"in_use", "conflict"})
+NOTHING_HERE = "There is nothing at this address; GET /api/ tells what there is."
 _ANONYMOUS = "This address needs a credential: send Authorization: Bearer llmgw_..., or log in."
 _NOT_PERMITTED = "Your user may not do this: whoever manages users can give it the permission."
 _NOT_JSON = "This address answers in JSON alone: accept application/json."
@@ -147,7 +148,7 @@ def answer_error(problem: Exception, context: Mapping[str, Any]) -> Response | N
         is_conflict = problem.faults[0].code in _CONFLICTS
         return _errors(409 if is_conflict else 400, *(_fault(fault) for fault in problem.faults))
     if isinstance(problem, Http404):
-        problem = exceptions.NotFound("There is nothing at this address.")
+        problem = exceptions.NotFound(NOTHING_HERE)
     elif isinstance(problem, PermissionDenied):
         problem = exceptions.PermissionDenied()
     if not isinstance(problem, exceptions.APIException):

@@ -13,7 +13,8 @@ from django.conf import settings
 
 from catalog.actions import find_model
 from catalog.models import database_now
-from catalog.reading import CatalogError, Fault, quote
+from catalog.names import removed_meanwhile
+from catalog.reading import CatalogError
 from catalog.source import Finding
 from catalog.spec import ModelSpec
 from nodes import lease
@@ -76,8 +77,7 @@ def why_of(name: str) -> Why:
     outlook = preview_plan()
     model = outlook.model(name)
     if model is None:
-        says = f"model {quote(name)} was removed by somebody else just now"
-        raise CatalogError([Fault(name, "", "", "conflict", says)])
+        raise CatalogError([removed_meanwhile(name)])
     return outlook.why(model)
 
 

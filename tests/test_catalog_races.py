@@ -281,7 +281,9 @@ def test_an_edit_of_a_model_that_is_removed_meanwhile_says_so(hub: Hub) -> None:
         assert second.delete("/api/models/one").status_code == 204
         come()
         ((refusals, _),) = editing.result(20)
-    assert refusals == ['model "one" was removed by somebody else just now']
+    assert refusals == [
+        'model "one" was removed by somebody else just now; add it anew if it is still wanted'
+    ]
     assert not Model.objects.exists()
 
 
@@ -295,7 +297,7 @@ def test_an_edit_of_a_model_that_is_removed_meanwhile_says_so(hub: Hub) -> None:
         ),
         pytest.param(
             lambda: remove_model("one", by="cat", door="api", after_change=int),
-            'model "one" was removed by somebody else just now',
+            'model "one" was removed by somebody else just now; add it anew if it is still wanted',
             id="by a removal",
         ),
     ],

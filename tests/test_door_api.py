@@ -270,7 +270,10 @@ def test_a_form_is_no_json(api: Api) -> None:
 
 
 def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
-    assert sentence(api("GET", "nowhere/at/all")) == (404, "There is nothing at this address.")
+    assert sentence(api("GET", "nowhere/at/all")) == (
+        404,
+        "There is nothing at this address; GET /api/ tells what there is.",
+    )
     unknown = (404, 'model "nobody" is not in the catalog; check the spelling')
     assert sentence(api("GET", "models/nobody")) == unknown
     assert sentence(api("PUT", "models/nobody", model_form("nobody"))) == unknown

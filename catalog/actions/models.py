@@ -25,7 +25,13 @@ from catalog.differences import model_differences
 from catalog.hiding import hide_all, unhide_model
 from catalog.lint import lint
 from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
-from catalog.names import Neighbours, faults_among, faults_of_removal, warnings_of_circle
+from catalog.names import (
+    Neighbours,
+    faults_among,
+    faults_of_removal,
+    removed_meanwhile,
+    warnings_of_circle,
+)
 from catalog.patching import patched
 from catalog.reading import CatalogError, Fault, quote, shown, storable
 from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
@@ -279,8 +285,7 @@ def _refuse_if_changed(seen: Model, expected: int | None) -> None:
 def _refuse_overtaken(seen: Model, expected: int | None) -> NoReturn:
     """Within the change's transaction: the row is no longer as this verb has seen it."""
     if not Model.objects.filter(pk=seen.pk).exists():
-        sentence = f"model {quote(seen.name)} was removed by somebody else just now"
-        raise CatalogError([Fault(seen.name, "", "", "conflict", sentence)])
+        raise CatalogError([removed_meanwhile(seen.name)])
     if expected is not None:
         raise ChangedSince(seen.name, _events_since(seen, expected))
     sentence = (
