@@ -138,7 +138,7 @@ class ModelForm(forms.ModelForm):
     scaling_max = _number("max", "0 with min 0: off")
     idle_timeout = _duration("idle timeout", "min 0: unloaded after this long without a request", "15m")
     fallbacks = LinesField(
-        "fallbacks", read_list, "where requests go when this model cannot answer, in order", 2
+        "fallbacks", read_list, "who answers when this model cannot: names in order, one a line", 2
     )
     routing_profile = _choice("routing profile", ROUTING_PROFILES)
     context_length = _number("context length", "tokens; empty: the model's own")
@@ -231,7 +231,7 @@ class ProfileForm(forms.ModelForm):
     priority = _number("priority", "highest that fits wins")
     startup_timeout = _duration("startup timeout")
     args = LinesField("args", read_list, "one argument a line")
-    env = LinesField("environment", read_pairs, "NAME=value a line")
+    env = LinesField("environment", read_pairs, "NAME=value a line; secret:NAME is looked up by the agent")
     node_selector = LinesField("node selector", read_pairs, "label=value a line; a node must have all")
 
     class Meta:
@@ -275,10 +275,12 @@ class ProfileForm(forms.ModelForm):
 
 
 class ProfileFormSet(forms.BaseInlineFormSet):
-    """All profiles of a model, in the order of the page."""
+    """All profiles of a model, in the order of the page. A new model's first has a name, as at the shell."""
 
     def __init__(self, *args: Any, faults: Sequence[Fault] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.instance.pk is None:
+            self.initial_extra = [{"name": "default"}]
         self.faults = faults
 
     def add_fields(self, form: Any, index: int | None) -> None:
@@ -307,7 +309,7 @@ class ProfileFormSet(forms.BaseInlineFormSet):
         return [
             form
             for number, form in enumerate(self.forms)
-            if (number < self.initial_form_count() or form.has_changed())
+            if (number < max(self.initial_form_count(), self.min_num) or form.has_changed())
             and not self._should_delete_form(form)
         ]
 
@@ -326,6 +328,7 @@ class KeyForm(forms.ModelForm):
     class Meta:
         model = Key
         fields = ("name", "user", "scope")
+        help_texts: ClassVar[Mapping[str, str]] = {"name": "what it is for"}
 
     def clean_expires_in(self) -> int | None:
         text = self.cleaned_data["expires_in"]

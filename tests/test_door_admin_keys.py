@@ -38,6 +38,12 @@ def test_a_new_key_is_shown_once(admin: Client) -> None:
     assert text[0] not in page(admin, f"/admin/catalog/key/{key.pk}/change/")
 
 
+def test_a_key_is_ones_own_unless_somebody_else_is_chosen(admin: Client) -> None:
+    assert admin.get(ADD).context["adminform"].form["user"].value() == pk_of("alice")
+    assert "_addanother" not in page(admin, ADD)
+    assert "_continue" not in page(admin, ADD)
+
+
 def test_a_key_that_is_refused_is_said_at_its_field(admin: Client) -> None:
     answer = admin.post(ADD, {"name": "a\u202eb", "user": pk_of("alice"), "scope": "manage"})
     assert answer.context["adminform"].form.errors == {

@@ -99,6 +99,14 @@ def test_a_model_is_added_with_what_was_typed(admin: Client) -> None:
     assert (event.by, event.door, event.why) == ("alice", "admin", "for the trial")
 
 
+def test_a_new_models_first_profile_is_there_and_named(admin: Client) -> None:
+    opened = form_of(admin, ADD)
+    assert opened["profiles-0-name"] == "default"
+    said = faults_in(admin.post(ADD, opened | {"name": "tiny", "source": "sim/tiny"}))
+    wanted = 'model "tiny" profile "default": gpu_class is required for engine "vllm"'
+    assert said == ({}, [{"gpu_class": [wanted]}], [])
+
+
 def test_saving_a_page_as_it_is_changes_nothing(admin: Client) -> None:
     model = a_model(
         aliases=["small"],

@@ -57,6 +57,16 @@ class KeyAdmin(VerbAdmin):
             users.queryset = users.queryset.filter(pk=request.user.pk)
         return form
 
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        return {"user": request.user.pk, **super().get_changeform_initial_data(request)}
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """After a key has been made its page is shown, once, and no form."""
+        context |= {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().render_change_form(request, context, *args, **kwargs)
+
     def save_model(self, request: HttpRequest, obj: Key, form: Any, change: bool) -> None:
         asked = form.cleaned_data
         _, request.key_text = actions.mint_key(  # type: ignore[attr-defined]
