@@ -427,7 +427,12 @@ def test_replicas_says_what_is_stale_and_how() -> None:
 
 def test_replicas_that_are_over_are_told_when_asked_for() -> None:
     a_replica(a_model(), a_node(), "failed", gpu=None, reason="no\nspace\x07 left")
-    assert manage("replicas") == "No replica runs, or is on its way.\n"
+    assert manage("replicas").splitlines() == [
+        "No replica runs, or is on its way.",
+        "Failed, and not shown: 1; --all shows them, and why.",
+    ]
+    assert "not shown" not in manage("replicas", "--all")
+    assert "not shown" not in manage("replicas", "--model", "other")
     assert "no\\nspace\\x07 left" in manage("replicas", "--all")
     assert manage("replicas", "--model", "other") == 'No replica of "other" runs, or is on its way.\n'
     assert manage("replicas", "--all", "--model", "other") == 'No replica of "other" is known.\n'

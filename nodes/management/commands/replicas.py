@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import BaseCommand
+from django.db.models import QuerySet
 
 from catalog.management.shell import add_json, ago, print_differences, print_json, print_table, refusals
 from catalog.reading import quote, shown
@@ -58,6 +59,8 @@ class Command(BaseCommand):
             print_json(self.stdout, [told for told, _ in found])
         else:
             self._print_table(found, **options)
+            if not (options["all"] or options["stale"]):
+                self._print_failed(options["model"])
 
     def _print_table(
         self, found: list[tuple[dict[str, Any], str]], *, model: str | None, diff: bool, **options: Any
@@ -73,6 +76,11 @@ class Command(BaseCommand):
         if diff:
             for told, _ in found:
                 self._print_differences(told)
+
+    def _print_failed(self, model: str | None) -> None:
+        failed = _of(model).filter(state=Replica.State.FAILED).count()
+        if failed:
+            self.stdout.write(f"Failed, and not shown: {failed}; --all shows them, and why.")
 
     def _print_differences(self, told: dict[str, Any]) -> None:
         differences = told["differences"] + told["launch_differences"]
@@ -96,11 +104,13 @@ def _seconds(text: str) -> float:
 
 def _found(*, model: str | None, stale: bool, **options: Any) -> list[tuple[dict[str, Any], str]]:
     """Each as `--json` tells it, and the word for how it differs from the catalog."""
-    rows = replicas() if options["all"] else replicas().exclude(state__in=Replica.OVER)
-    if model is not None:
-        rows = rows.filter(of_model(model))
+    rows = _of(model) if options["all"] else _of(model).exclude(state__in=Replica.OVER)
     found = [(replica_as_dict(row, sees_env=True), staleness_of(row).word) for row in rows]
     return [(told, word) for told, word in found if told["restart_needed"] or not stale]
+
+
+def _of(model: str | None) -> QuerySet[Replica]:
+    return replicas() if model is None else replicas().filter(of_model(model))
 
 
 def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
