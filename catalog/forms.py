@@ -114,12 +114,14 @@ class ModelForm(forms.ModelForm):
     """One model; its profiles are the formset beside it.
 
     `revision` is the model's when the page was opened. `seen` are the changes of others that a refused save
-    has shown: the next one counts as made with them in sight. `notes` are sentences by field.
+    has shown: the next one counts as made with them in sight. `notes` are sentences by field. A form that
+    `only_shows` what was typed is never saved.
     """
 
     faults: ClassVar[Sequence[Fault]] = ()
     seen: ClassVar[Sequence[Event]] = ()
     notes: ClassVar[Mapping[str, Sequence[str]]] = {}
+    only_shows: ClassVar[bool] = False
 
     name = TypedField("name", "what a request asks for", **{"class": "vTextField"})
     aliases = LinesField("aliases", read_list, "further names of this model, one a line", rows=2)
@@ -185,6 +187,9 @@ class ModelForm(forms.ModelForm):
 
     def _post_clean(self) -> None:
         """The law judges, not the model's fields: every door is to say the same sentence."""
+
+    def is_valid(self) -> bool:
+        return not self.only_shows and super().is_valid()
 
     def clean(self) -> dict[str, Any]:
         for fault in self.faults:

@@ -11,7 +11,7 @@ from django.contrib.auth.forms import UsernameField
 from django.http import HttpRequest, HttpResponse
 
 from catalog.pieces import table
-from nodes.attention import HEADINGS, needs_a_person
+from nodes.attention import HEADINGS, needs_a_person, under_way
 
 
 class LoginForm(AdminAuthenticationForm):
@@ -27,9 +27,9 @@ class Site(AdminSite):
     login_form = LoginForm
 
     def index(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        needs = needs_a_person(request.user)
-        shown = table(HEADINGS, needs) if needs else ""
-        return super().index(request, {"needs": shown} | (extra_context or {}))
+        found = {"needs": needs_a_person(request.user), "under_way": under_way(request.user)}
+        shown = {kind: table(HEADINGS, lines) if lines else "" for kind, lines in found.items()}
+        return super().index(request, shown | (extra_context or {}))
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> Any:
         """Users and groups come last: they are what an operator seldom looks for."""

@@ -1,12 +1,13 @@
-"""What needs a person first, for the admin's first page: wants without a place, nodes out of contact, failed
-and stale replicas, engines that belong to nobody.
+"""What needs a person first, for the admin's first page: a reconciler that does not act, wants without a
+place, rolls that stopped, nodes out of contact, failed and stale replicas, engines that belong to nobody. And
+what is under way on somebody's word.
 
 A fixed number of queries, and a few lines of each kind with the way to the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,10 +18,10 @@ from django.utils.safestring import SafeString
 
 from catalog.pieces import badge, said, sentence
 from catalog.typed import span_words
-from nodes.models import Node, Orphan, Replica, Unplaced
-from nodes.pieces import freshness_badge
+from nodes.models import Node, Orphan, Replica, Roll, Unplaced
+from nodes.pieces import freshness_badge, kept_free_badge
 from nodes.placement import Freshness
-from nodes.showing import freshness_of, models_with_replicas, tally, with_age
+from nodes.showing import acting, freshness_of, models_with_replicas, nodes, tally, with_age
 
 Line = tuple[SafeString, SafeString, SafeString]  # a badge, a link, and why
 
@@ -31,13 +32,28 @@ FAILED_WITHIN = timedelta(hours=1)
 
 def needs_a_person(user: Any) -> list[Line]:
     """What this user may see of it, the most urgent first."""
-    kinds = (
+    return _lines(
+        user,
+        ("nodes.view_cluster", _reconciler, "nodes_cluster"),
         ("catalog.view_model", _unplaced, "catalog_model"),
+        ("catalog.view_model", _halted, "catalog_model"),
         ("nodes.view_node", _silent_nodes, "nodes_node"),
         ("nodes.view_replica", _failed, "nodes_replica"),
         ("catalog.view_model", _stale, "catalog_model"),
         ("nodes.view_orphan", _orphans, "nodes_orphan"),
     )
+
+
+def under_way(user: Any) -> list[Line]:
+    """What people have asked for and is being done."""
+    return _lines(
+        user,
+        ("catalog.view_model", _rolling, "catalog_model"),
+        ("nodes.view_node", _draining, "nodes_node"),
+    )
+
+
+def _lines(user: Any, *kinds: tuple[str, Callable[[], Iterator[Line]], str]) -> list[Line]:
     lines: list[Line] = []
     for permission, find, page in kinds:
         if user.has_perm(permission):
@@ -49,10 +65,47 @@ def needs_a_person(user: Any) -> list[Line]:
     return lines
 
 
+def _reconciler() -> Iterator[Line]:
+    found = acting()
+    alarm = f"{found.held} held" if found.held else "alarm"
+    for word, look, says in (
+        ("nobody looks", "bad", found.unwatched_says),
+        (alarm, "bad", found.alarm),
+        ("paused", "warn", found.paused_says),
+    ):
+        if says:
+            yield badge(word, look), _link("nodes_cluster_changelist", "reconciler"), said(f"{says}.")
+
+
 def _unplaced() -> Iterator[Line]:
     for want in Unplaced.objects.select_related("model").order_by("since"):
         link = _link("catalog_model_change", want.model.name, want.model_id)
-        yield badge(f"{want.missing} short", "bad"), link, said(want.why)
+        yield badge(f"{want.missing} short" if want.missing else "blocked", "bad"), link, said(want.why)
+
+
+def _halted() -> Iterator[Line]:
+    for roll in Roll.objects.select_related("model").exclude(halted="").order_by("asked_at"):
+        link = _link("catalog_model_change", roll.model.name, roll.model_id)
+        yield badge("roll halted", "bad"), link, said(roll.halted)
+
+
+def _rolling() -> Iterator[Line]:
+    rolls = with_age(Roll.objects.filter(halted=""), "asked_at").select_related("model")
+    for roll in rolls.order_by("asked_at"):
+        link = _link("catalog_model_change", roll.model.name, roll.model_id)
+        age = span_words(roll.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+        yield badge("rolling", "busy"), link, said(_by(roll.by, roll.why, f"for {age}"))
+
+
+def _draining() -> Iterator[Line]:
+    for node in nodes().filter(is_draining=True):
+        link = _link("nodes_node_change", node.name, node.pk)
+        yield kept_free_badge(node), link, said(_by(node.cordoned_by, node.cordoned_why))
+
+
+def _by(who: str, why: str, for_how_long: str = "") -> str:
+    told = " ".join(filter(None, (for_how_long, f"by {who}")))
+    return f"{told}: {why}" if why else told
 
 
 def _silent_nodes() -> Iterator[Line]:

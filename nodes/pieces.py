@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from django.utils.html import format_html_join
+from typing import Any
+
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.pieces import badge
+from catalog.pieces import badge, said, sentence, table
+from nodes import agenda, telling
+from nodes.consequences import Consequences
 from nodes.models import Node, Replica
 from nodes.placement import Freshness
-from nodes.showing import freshness_of, staleness_of
+from nodes.showing import GpuUse, freshness_of, running_on, staleness_of
+from nodes.why import Why
 
 _STATE_LOOKS = {
     Replica.State.READY: "good",
@@ -17,6 +23,26 @@ _STATE_LOOKS = {
     Replica.State.DRAINING: "busy",
     Replica.State.FAILED: "bad",
     Replica.State.LOST: "bad",
+}
+_GPU_LOOKS = {
+    GpuUse.FREE: "good",
+    GpuUse.REPLICA: "busy",
+    GpuUse.ORPHAN: "warn",
+    GpuUse.FOREIGN: "warn",
+    GpuUse.SICK: "bad",
+}
+_BUCKET_LOOKS = {
+    agenda.START: "good",
+    agenda.ADOPT: "good",
+    agenda.ROLLED: "good",
+    agenda.DRAIN: "busy",
+    agenda.STOP: "busy",
+    agenda.EVICT: "busy",
+    agenda.HELD: "warn",
+    agenda.ORPHAN: "warn",
+    agenda.BLOCKED: "bad",
+    agenda.LOST: "bad",
+    agenda.HALTED: "bad",
 }
 _FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
@@ -37,3 +63,48 @@ def stale_badge(replica: Replica) -> SafeString | str:
 def freshness_badge(node: Node) -> SafeString:
     found = freshness_of(node)
     return badge(found, _FRESHNESS_LOOKS.get(found, ""))
+
+
+def kept_free_badge(node: Node) -> SafeString:
+    """Of a row of `nodes()`: whether operators keep things off it, and how much is to leave yet."""
+    if node.is_draining:
+        left = len(running_on(node))
+        return badge(f"draining, {left} left" if left else "drained", "warn")
+    return badge("cordoned", "warn") if node.is_cordoned else SafeString()
+
+
+def gpu_badge(use: GpuUse) -> SafeString:
+    return badge(use, _GPU_LOOKS[use])
+
+
+def replica_link(pk: Any, text: str) -> SafeString:
+    return format_html(
+        '<a href="{}">{}</a>', reverse("admin:nodes_replica_change", args=[pk]), sentence(text)
+    )
+
+
+def item_row(item: agenda.Item) -> tuple[Any, ...]:
+    """A line of a plan, for a table under the headings of `telling`."""
+    what, subject, place, why = telling.item_row(item)
+    return badge(what, _BUCKET_LOOKS[item.bucket]), subject, place, said(why)
+
+
+def consequences_shown(found: Consequences) -> SafeString | str:
+    """What a change would bring about."""
+    parts = [
+        (says, table(headings, rows)) for says, headings, rows in telling.consequences_tables(found, item_row)
+    ]
+    return format_html_join("", '<h3 class="run">{}</h3>{}', parts) or telling.NO_CONSEQUENCES
+
+
+def rooms_shown(why: Why) -> SafeString:
+    """What every node says to each profile, a line for each thing that is said."""
+    rows = []
+    for profile, by_node in why.reasons.items():
+        nodes: dict[str, list[str]] = {}
+        for node, reason in sorted(by_node.items()):
+            nodes.setdefault(reason, []).append(node)
+        for reason, names in sorted(nodes.items(), key=lambda entry: (entry[0] != "", -len(entry[1]))):
+            word = reason or badge(telling.ROOM, "good")
+            rows.append((profile, len(names), word, ", ".join(names)))
+    return table(("profile", "nodes", "say", "which"), rows)

@@ -4,7 +4,7 @@ of REST and `--json`, and as rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nodes.agenda import BUCKETS, Item
@@ -84,8 +84,8 @@ def why_as_dict(why: Why) -> dict[str, Any]:
 
 
 def consequences_tables(
-    found: Consequences,
-) -> Iterator[tuple[str, Sequence[str], Sequence[tuple[str, ...]]]]:
+    found: Consequences, row_of: Callable[[Item], Sequence[Any]] = item_row
+) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]:
     """What a change would bring about: tables, each with a heading and what its columns are called."""
     if found.stale:
         rows = [
@@ -100,9 +100,9 @@ def consequences_tables(
         says = "Would be stale, and run on as started"
         yield says, ("replica", "profile", "node", "differs in"), rows
     if found.items:
-        yield "With it, the next pass would", ITEM_HEADINGS, [item_row(item) for item in found.items]
+        yield "With it, the next pass would", ITEM_HEADINGS, [row_of(item) for item in found.items]
     if found.lifted:
-        yield "Would wait no more", ITEM_HEADINGS, [item_row(item) for item in found.lifted]
+        yield "Would wait no more", ITEM_HEADINGS, [row_of(item) for item in found.lifted]
 
 
 NO_CONSEQUENCES = "Nothing that runs, starts or waits would change."

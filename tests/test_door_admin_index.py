@@ -13,13 +13,20 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from nodes import lease
+from nodes.actions import pause
 from nodes.attention import LINES_LIMIT
-from nodes.models import Node, Orphan, Replica, Unplaced
+from nodes.models import Cluster, Held, Lease, Node, Orphan, Replica, Roll, Unplaced
 from tests.cast import a_model, a_node, a_replica, alice, edited, viola
 
 pytestmark = pytest.mark.django_db
 
 INDEX = "/admin/"
+
+
+@pytest.fixture(autouse=True)
+def a_pass_was_just_made(db: None) -> None:
+    Lease.objects.create(name=lease.NAME, expires_at=Now())
 
 
 @pytest.fixture
@@ -64,6 +71,55 @@ def test_the_first_page_says_what_needs_a_person_with_the_way_to_it(admin: Clien
         assert why in line
 
 
+def line_with(html: str, badge: str) -> str:
+    (line,) = [row for row in html.split("<tr>") if f">{badge}</span>" in row]
+    return line
+
+
+def test_a_reconciler_that_does_not_act_comes_first(admin: Client) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    Unplaced.objects.create(model=model, missing=0, why="it breaks the law")
+    pause(by="ann", why="new <switches>", door="command")
+    Cluster.objects.update(alarm="4 of 5 ready replicas would stop at once")
+    Held.objects.create(replica=replica, wanted="drain", why="too many")
+    Lease.objects.all().delete()
+    html = needs(admin)
+    words = re.findall('<span class="badge [a-z]*">([^<]*)</span>', html)
+    assert words == ["nobody looks", "1 held", "paused", "blocked"]
+    for word, says in (
+        ("nobody looks", "no pass has been made yet; see to it that a worker runs"),
+        ("1 held", "4 of 5 ready replicas would stop at once"),
+        ("paused", "ann has paused the reconciler (new &lt;switches&gt;); manage.py reconcile_resume"),
+        ("blocked", "it breaks the law"),
+    ):
+        assert says in line_with(html, word)
+    assert 'href="/admin/nodes/cluster/"' in line_with(html, "paused")
+    Held.objects.all().delete()
+    assert ">alarm</span>" in needs(admin)
+
+
+def test_what_is_under_way_on_a_persons_word_is_shown_apart(admin: Client) -> None:
+    model, node = (
+        a_model(),
+        a_node(is_cordoned=True, is_draining=True, cordoned_by="ann", cordoned_why="fans"),
+    )
+    a_replica(model, node)
+    halted = Roll.objects.create(model=a_model("other"), by="bob", halted="The first one failed.")
+    Roll.objects.create(model=model, by="bob", why="wider", asked_at=Now() - timedelta(minutes=5))
+    html = admin.get(INDEX).content.decode()
+    shown, under_way = needs(admin), html.partition('id="under-way"')[2]
+    assert "The first one failed." in line_with(shown, "roll halted")
+    assert f'href="/admin/catalog/model/{halted.model_id}/change/"' in line_with(shown, "roll halted")
+    assert "for 5 min by bob: wider" in line_with(under_way, "rolling")
+    assert "by ann: fans" in line_with(under_way, "draining, 1 left")
+    Replica.objects.update(state="stopped")
+    assert ">drained</span>" in admin.get(INDEX).content.decode()
+    Roll.objects.all().delete()
+    Node.objects.update(is_draining=False)
+    assert 'id="under-way"' not in admin.get(INDEX).content.decode()
+
+
 def test_an_old_or_acknowledged_failure_and_a_mild_difference_need_nobody(admin: Client) -> None:
     model = a_model()
     a_replica(model, a_node())
@@ -86,11 +142,15 @@ def test_the_first_page_is_short_and_takes_the_same_queries_whatever_is_wrong(ad
         a_replica(model, a_node(f"gpu-{number}", seen_at=None))
         edited(model, tp=2)
         Unplaced.objects.create(model=model, missing=1, why="no room")
+        Roll.objects.create(model=model, by="ann", halted="It failed." if number % 2 else "")
+        draining = a_node(f"gpu-1{number}", is_cordoned=True, is_draining=True)
+        a_replica(model, draining, gpu=1)
 
     a_trouble(0)
+    a_trouble(1)
     needs(admin)
     few = queries()
-    for number in range(1, LINES_LIMIT + 3):
+    for number in range(2, LINES_LIMIT + 3):
         a_trouble(number)
     assert queries() == few
     html = needs(admin)
@@ -116,6 +176,7 @@ def test_everybody_sees_what_they_may_look_at(client: Client) -> None:
         ("catalog/model/", "Models"),
         ("catalog/key/", "API keys"),
         ("catalog/event/", "Events"),
+        ("nodes/cluster/", "Reconciler"),
         ("nodes/replica/", "Replicas"),
         ("nodes/node/", "Nodes"),
         ("nodes/orphan/", "Orphans"),

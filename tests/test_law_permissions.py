@@ -15,8 +15,8 @@ from django.test import Client
 from catalog.actions import mint_key
 from catalog.models import Event, Key, Model
 from llmgw.docs import schema
-from nodes.models import Replica
-from tests.cast import PROFILE, a_model, a_node, a_replica, alice, model_form
+from nodes.models import Cluster, Replica
+from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
 pytestmark = pytest.mark.django_db
@@ -156,6 +156,7 @@ PAGES: list[tuple[str, str, str]] = [
     ("catalog/key/add/", "operator", "operator"),
     ("catalog/event/", "viewer", ""),
     ("catalog/event/{event}/change/", "viewer", ""),
+    ("nodes/cluster/", "viewer", ""),
     ("nodes/node/", "viewer", ""),
     ("nodes/replica/", "viewer", ""),
     ("nodes/replica/{replica}/change/", "viewer", ""),
@@ -204,14 +205,24 @@ def test_the_admin_is_open_to_those_who_may(
     [
         ("catalog/model/", "remove", "operator"),
         ("catalog/key/", "revoke", "operator"),
+        ("catalog/model/", "roll", "operator"),
+        ("nodes/cluster/", "pause", "operator"),
         ("nodes/node/", "cordon", "operator"),
+        ("nodes/node/", "drain", "operator"),
         ("nodes/node/", "uncordon", "operator"),
         ("nodes/replica/", "stop", "operator"),
     ],
 )
 def test_actions_are_for_those_who_may(things: dict[str, Any], page: str, action: str, least: str) -> None:
     client, may = Client(), {*ROLES[ROLES.index(least) :], "superuser"}
-    rows = {"catalog/model/": Model, "catalog/key/": Key, "nodes/replica/": Replica}
+    rows = {
+        "catalog/model/": Model,
+        "catalog/key/": Key,
+        "nodes/replica/": Replica,
+        "nodes/cluster/": Cluster,
+    }
+    Cluster.this()
+    edited(Model.objects.get(), tp=2)
     for who in (*ROLES, "superuser"):
         with transaction.atomic():
             mint_key("k", user=things[who], scope="manage", by="alice", door="command")

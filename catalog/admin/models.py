@@ -6,10 +6,7 @@ fields it is about.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -20,27 +17,29 @@ from django.db.models import F, Max, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 
 from catalog import actions
+from catalog.admin.doing import check, check_sources, commits, end_roll, pin, remove, roll, turn_off
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
+from catalog.admin.foretelling import Foretold, foretold
 from catalog.admin.profiles import ProfileInline
 from catalog.admin.stored import notes_of, will_run
 from catalog.forms import ModelForm
-from catalog.hiding import hide_model
+from catalog.hiding import SEE_ENV, hide_model
 from catalog.models import Model
-from catalog.names import users_first
 from catalog.pages import VerbAdmin
 from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.reading import CatalogError
-from catalog.source import Answer
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Demand, Replica
-from nodes.pieces import replica_badge, stale_badge
+from nodes.outlook import why_of
+from nodes.pieces import replica_badge, rooms_shown, stale_badge
 from nodes.showing import models_with_replicas, replicas, spec_of, staleness_of, tally
 from nodes.tasks import wake
 
@@ -60,7 +59,7 @@ class ModelAdmin(VerbAdmin):
     list_display = ("name", "scaling", "ready", "stale", "source_found", "asked")
     list_filter = (AttentionFilter, ScalingFilter, EngineFilter, "source_state")
     search_fields = ("names__name", "source", "description")
-    actions: ClassVar[list[Any]] = ["check_sources", "pin", "turn_off", "remove"]
+    actions: ClassVar[list[Any]] = [check_sources, pin, roll, end_roll, turn_off, remove]
     fieldsets = (
         ("Now", {"fields": ("now", "running")}),
         (None, {"fields": ("name", "aliases", "description")}),
@@ -145,12 +144,18 @@ class ModelAdmin(VerbAdmin):
         model = context["original"]
         if model:
             context["unlawful"] = [sentence(fault.sentence) for fault in spec_of(model).faults_today()]
-            context["has_moved_on"] = bool(_commits([model]))
+            context["has_moved_on"] = bool(commits([model]))
+            context["is_rolling"] = hasattr(model, "roll") and not model.roll.halted
+            context["can_roll"] = context["is_rolling"] or bool(tally(model).stale)
         return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description="state")
     def now(self, model: Model) -> SafeString:
         parts = [sentence(self.scaling(model)), self.stale(model), self.ready(model)]
+        if hasattr(model, "roll"):
+            roll = model.roll
+            word = badge("roll halted", "bad") if roll.halted else badge("rolling", "busy")
+            parts += [word, said(roll.halted or f"By {roll.by}{f': {roll.why}' if roll.why else ''}.")]
         parts.append(said(f"Last asked for: {self.asked(model)}."))
         return format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
 
@@ -189,13 +194,28 @@ class ModelAdmin(VerbAdmin):
     def will_run(self, model: Model) -> SafeString:
         return will_run(model, sees_env=model.sees_env)
 
-    # --- saving: through the verb, which refuses or does all of it
+    # --- saving: through the verb, which refuses or does all of it, or tells what it would do
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: Any = None,
+    ) -> HttpResponse:
+        try:
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        except Foretold as trial:
+            request.foretold = trial
+            context = {**(extra_context or {}), **foretold(trial, sees_env=request.user.has_perm(SEE_ENV))}
+            return super().changeform_view(request, object_id, form_url, context)
 
     def get_form(
         self, request: HttpRequest, obj: Model | None = None, change: bool = False, **kwargs: Any
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
         form.seen = getattr(request, "seen", ())
+        form.only_shows = hasattr(request, "foretold")
         form.notes = notes_of(obj).get("", {}) if obj else {}
         return form
 
@@ -213,6 +233,7 @@ class ModelAdmin(VerbAdmin):
         stored: Model | None = form.instance if change else None
         raw = form.raw(formsets[0].raws())
         said_with = {
+            "is_trial": "_foretell" in request.POST,
             "by": request.user.get_username(),
             "why": form.cleaned_data["why"],
             "door": "admin",
@@ -224,6 +245,8 @@ class ModelAdmin(VerbAdmin):
             outcome = actions.edit_model(stored.name, raw, expected=form.expected, **said_with)
         else:
             outcome = actions.add_model(raw, **said_with)
+        if outcome.trial:
+            raise Foretold(stored.name if stored else outcome.model.name, outcome)
         form.instance.pk, form.instance.name = outcome.model.pk, outcome.model.name
         for warning in outcome.warnings:
             messages.warning(request, sentence(warning))
@@ -235,7 +258,29 @@ class ModelAdmin(VerbAdmin):
 
     def get_urls(self) -> list[Any]:
         check = self.admin_site.admin_view(require_POST(self.check_view))
-        return [path("<path:object_id>/check/", check, name="catalog_model_check"), *super().get_urls()]
+        why = self.admin_site.admin_view(require_safe(self.why_view))
+        return [
+            path("<path:object_id>/check/", check, name="catalog_model_check"),
+            path("<path:object_id>/why/", why, name="catalog_model_why"),
+            *super().get_urls(),
+        ]
+
+    def why_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Why the model does not run where or as wanted."""
+        model = self.get_object(request, unquote(object_id))
+        if model is None or not self.has_view_or_change_permission(request, model):
+            raise Http404
+        why = why_of(model.name)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Why {sentence(model.name)} runs as it does",
+            "opts": self.opts,
+            "original": model,
+            "says": sentence(why.says),
+            "amiss": [sentence(each.rstrip(".")) for each in why.amiss],
+            "rooms": rooms_shown(why),
+        }
+        return TemplateResponse(request, "admin/catalog/model/why.html", context)
 
     def check_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """ "Check now": asks, and comes back to the page with what was found."""
@@ -245,50 +290,12 @@ class ModelAdmin(VerbAdmin):
         if not self.has_change_permission(request, model):
             raise PermissionDenied
         try:
-            finding = _check(model, by=request.user.get_username(), door="admin").finding
+            finding = check(model, by=request.user.get_username(), door="admin").finding
         except CatalogError as no:
             messages.error(request, sentence(str(no)))
         else:
             messages.add_message(request, _MESSAGE_LEVELS[finding.level], sentence(finding.sentence))
         return redirect("admin:catalog_model_change", model.pk)
-
-    @admin.action(description="Check the sources of the selected models", permissions=["change"])
-    def check_sources(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
-        is_silent = False
-
-        def act(model: Model, **told: Any) -> bool:
-            """A hub that does not answer is not waited for again and again."""
-            nonlocal is_silent
-            if is_silent and not model.source.startswith("/"):
-                return False
-            is_silent |= _check(model, **told).finding.code == Answer.UNREACHABLE
-            return not is_silent
-
-        return self.confirm(
-            request,
-            queryset,
-            action="check_sources",
-            title="Check sources",
-            question="Ask for the sources of these again? What runs is left alone.",
-            button="Yes, check",
-            done="checked",
-            act=act,
-        )
-
-    @admin.action(description="Pin the newest commits of the selected models", permissions=["change"])
-    def pin(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
-        return self.confirm(
-            request,
-            queryset,
-            action="pin",
-            title="Pin newest commits",
-            question="Start replicas of these from the newest commits of their sources from now on? Those "
-            "that run keep running, and are stale then.",
-            button="Yes, pin",
-            done="asked for, and their newest commits pinned",
-            act=partial(_check, pin=True),
-            entails=_commits,
-        )
 
     # --- removing
 
@@ -301,72 +308,7 @@ class ModelAdmin(VerbAdmin):
         model = self.get_object(request, unquote(object_id))
         if model is None:
             raise Http404
-        return self.remove(request, models_with_replicas().filter(pk=model.pk))
-
-    @admin.action(description="Remove the selected models", permissions=["delete"])
-    def remove(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
-        if not self.has_delete_permission(request):
-            raise PermissionDenied
-        row_of = {row.name: row for row in queryset}
-        return self.confirm(
-            request,
-            [row_of[name] for name in users_first([spec_of(row) for row in row_of.values()])],
-            action="remove",
-            title="Remove models",
-            question="Take these out of the catalog? Their replicas finish what they are doing and stop.",
-            button="Yes, remove",
-            done="removed",
-            act=lambda model, **told: actions.remove_model(model.name, after_change=wake, **told),
-            entails=_replicas_that_stop,
-        )
-
-    # --- turning off
-
-    @admin.action(description="Turn off the selected models", permissions=["change"])
-    def turn_off(self, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
-        return self.confirm(
-            request,
-            queryset,
-            action="turn_off",
-            title="Turn off models",
-            question="Turn these off? They stay in the catalog. Their replicas finish what they are doing "
-            "and stop; requests go to their fallbacks, or are refused.",
-            button="Yes, turn off",
-            done="turned off",
-            act=_turn_off,
-            entails=_replicas_that_stop,
-        )
-
-
-def _check(model: Model, **told: Any) -> actions.Outcome:
-    return actions.check_model(model.name, ask_paths=ask_paths, after_change=wake, **told)
-
-
-def _commits(models: Sequence[Model]) -> Mapping[int, Sequence[str]]:
-    """By model: where its source has moved on to, as far as the last check knows."""
-    return {
-        model.pk: [f"from commit {model.source_revision} to {newest}"]
-        for model in models
-        if (newest := model.source_facts.get("newest_commit"))
-    }
-
-
-def _turn_off(model: Model, **told: Any) -> bool:
-    if model.scaling_max == 0:
-        return False
-    off = {"scaling": {"min": 0, "max": 0}}
-    actions.patch_model(model.name, off, ask_paths=ask_paths, after_change=wake, **told)
-    return True
-
-
-def _replicas_that_stop(models: Sequence[Model]) -> Mapping[int, Sequence[str]]:
-    """By model: each replica's name, where it runs and how it is."""
-    alive = replicas().filter(model__in=models).exclude(state__in=Replica.OVER)
-    found: dict[Any, list[str]] = defaultdict(list)
-    for replica in alive:
-        where = ", ".join(rank.node.name for rank in replica.ranks.all()) or "no node yet"
-        found[replica.model_id].append(f"{replica} on {where}, {replica.state}, will stop")
-    return {model.pk: found[model.pk] or ["no replica runs"] for model in models}
+        return remove(self, request, models_with_replicas().filter(pk=model.pk))
 
 
 def _ago(model: Model, moment: datetime | None, never: str = "never") -> str:

@@ -1,37 +1,28 @@
-"""Replicas and nodes in the admin: what runs where, since when and why, and how it differs from the catalog.
-
-What is shown is what was observed; nothing here is edited. The few things an operator may do (stop a
-replica, cordon a node) go through the verbs, after a confirmation.
-"""
+"""Replicas in the admin, and engines that belong to nobody."""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.pages import VerbAdmin
-from catalog.pieces import as_json, badge, difference_table, preformatted, said, sentence, table
+from catalog.pieces import as_json, badge, difference_table, preformatted, said, sentence
 from catalog.typed import span_words
 from nodes import actions
-from nodes.agents import AgentProblem, last_report, read_log
-from nodes.models import Node, Orphan, Replica
-from nodes.pieces import freshness_badge, replica_badge, stale_badge
-from nodes.placement import GB, Freshness
+from nodes.admin.reading import ReadOnlyAdmin
+from nodes.agents import AgentProblem, read_log
+from nodes.models import Orphan, Replica
+from nodes.pieces import replica_badge, stale_badge
+from nodes.placement import Freshness
 from nodes.showing import (
     differences_as_dicts,
     freshness_of,
-    gpus_of,
     launch_as_dict,
-    nodes,
     replicas,
     staleness_of,
     with_age,
@@ -39,24 +30,6 @@ from nodes.showing import (
 from nodes.tasks import wake
 
 LOG_LINES = 40
-
-
-class ReadOnlyAdmin(VerbAdmin):
-    """Rows that observation writes: looked at, and acted on by the actions alone."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Of a list with actions, so that they show; of no row, so that pages are read-only."""
-        return obj is None and bool(self.actions) and super().has_change_permission(request)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-def _since(age: timedelta | None) -> str:
-    return "never" if age is None else f"{span_words(age.total_seconds())} ago"
 
 
 class AliveFilter(admin.SimpleListFilter):
@@ -212,142 +185,6 @@ class ReplicaAdmin(ReadOnlyAdmin):
             act=actions.stop_replica,
             after=wake,
         )
-
-
-@admin.register(Node)
-class NodeAdmin(ReadOnlyAdmin):
-    list_display = ("name", "freshness", "seen", "gpus", "engines", "runs", "address", "note")
-    search_fields = ("name", "address")
-    actions: ClassVar[list[Any]] = ["cordon", "uncordon"]
-    fieldsets = (
-        (None, {"fields": ("name", "address", "freshness", "seen", "note", "uuid", "agent_version")}),
-        ("Has", {"fields": ("gpu_table", "engines", "labels", "memory", "disk")}),
-        ("Runs", {"fields": ("runs",)}),
-    )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
-        return nodes()
-
-    def subject_of(self, node: Node) -> tuple[str, str, str]:
-        return "node", str(node.pk), node.name
-
-    @admin.display(description="state")
-    def freshness(self, node: Node) -> SafeString:
-        if node.is_cordoned:
-            return format_html("{} {}", freshness_badge(node), badge("cordoned", "warn"))
-        return freshness_badge(node)
-
-    @admin.display(description="seen", ordering="seen_at")
-    def seen(self, node: Node) -> str:
-        return _since(node.age)  # type: ignore[attr-defined]  # annotated
-
-    @admin.display(description="GPUs free")
-    def gpus(self, node: Node) -> str:
-        total: Counter[str] = Counter()
-        free: Counter[str] = Counter()
-        for each in gpus_of(node):
-            total[each.gpu.gpu_class] += 1
-            free[each.gpu.gpu_class] += not each.taken_by
-        return ", ".join(f"{free[name]} of {count} {sentence(name)}" for name, count in total.items()) or "-"
-
-    @admin.display(description="engines")
-    def engines(self, node: Node) -> str:
-        report = last_report(node)
-        told = (f"{each.name} {each.version}".strip() for each in (report.engines if report else ()))
-        return sentence(", ".join(told)) or "-"
-
-    @admin.display(description="runs")
-    def runs(self, node: Node) -> SafeString | str:
-        links = []
-        for rank in node.ranks.all():
-            if rank.replica.state not in Replica.OVER:
-                url = reverse("admin:nodes_replica_change", args=[rank.replica_id])
-                links.append(format_html('<a href="{}">{}</a>', url, sentence(str(rank.replica))))
-        links += [badge(f"orphan {str(orphan.replica)[:8]}", "warn") for orphan in node.orphans.all()]
-        return format_html_join(", ", "{}", ((link,) for link in links)) or "-"
-
-    @admin.display(description="note")
-    def note(self, node: Node) -> SafeString | str:
-        if node.problem:
-            return said(node.problem, "problem")
-        if node.is_cordoned:
-            why = f": {node.cordoned_why}" if node.cordoned_why else ""
-            return said(f"cordoned by {node.cordoned_by}{why}")
-        return "-"
-
-    @admin.display(description="GPUs")
-    def gpu_table(self, node: Node) -> SafeString | str:
-        rows = [
-            (
-                each.gpu.index,
-                each.gpu.gpu_class,
-                each.gpu.name,
-                _mib(each.gpu.memory_mib),
-                each.gpu.id,
-                each.taken_by or said("free"),
-            )
-            for each in gpus_of(node)
-        ]
-        return table(("no.", "class", "device", "memory", "id", "taken by"), rows) if rows else "none"
-
-    @admin.display(description="labels")
-    def labels(self, node: Node) -> str:
-        report = last_report(node)
-        return (
-            sentence(", ".join(f"{key}={value}" for key, value in (report.labels if report else {}).items()))
-            or "-"
-        )
-
-    @admin.display(description="host memory")
-    def memory(self, node: Node) -> str:
-        report = last_report(node)
-        if report is None or report.memory_total_mib is None:
-            return "not told"
-        return f"{_mib(report.memory_free_mib)} free of {_mib(report.memory_total_mib)}"
-
-    @admin.display(description="disk for weights")
-    def disk(self, node: Node) -> str:
-        report = last_report(node)
-        if report is None or report.disk_free_bytes is None:
-            return "not told"
-        return f"{report.disk_free_bytes / GB:.0f} GB free"
-
-    @admin.display(description="agent")
-    def agent_version(self, node: Node) -> str:
-        report = last_report(node)
-        return sentence(report.agent_version) if report and report.agent_version else "not told"
-
-    @admin.action(description="Cordon the selected nodes", permissions=["change"])
-    def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
-        return self.confirm(
-            request,
-            queryset,
-            action="cordon",
-            title="Cordon nodes",
-            question="Place nothing new on these? What runs there stays.",
-            button="Yes, cordon",
-            done="cordoned",
-            act=actions.cordon,
-            after=wake,
-        )
-
-    @admin.action(description="Uncordon the selected nodes", permissions=["change"])
-    def uncordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
-        return self.confirm(
-            request,
-            queryset,
-            action="uncordon",
-            title="Uncordon nodes",
-            question="Let replicas be placed on these again?",
-            button="Yes, uncordon",
-            done="uncordoned",
-            act=actions.uncordon,
-            after=wake,
-        )
-
-
-def _mib(memory_mib: int | None) -> str:
-    return "not told" if memory_mib is None else f"{memory_mib / 1024:.1f} GiB"
 
 
 @admin.register(Orphan)
