@@ -165,6 +165,7 @@ class Rank(models.Model):
     waiting = models.PositiveIntegerField(null=True)
     done_bytes = models.PositiveBigIntegerField(null=True)
     total_bytes = models.PositiveBigIntegerField(null=True)
+    meeting = models.CharField(max_length=80, blank=True, help_text="where it waits for the other ranks")
 
     class Meta:
         ordering = ["replica", "rank"]

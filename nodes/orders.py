@@ -12,7 +12,7 @@ from datetime import timedelta
 from nodes.adoption import stranger_order
 from nodes.draft import is_running
 from nodes.protocol import DRAINING, FAILED, STOPPED, Launch
-from nodes.snapshot import DRAIN, PENDING, RUN, Replica, Snapshot
+from nodes.snapshot import DRAIN, PENDING, RUN, Rank, Replica, Snapshot
 
 DRAIN_S = 30  # for running requests to finish, of a replica that leaves by itself
 STOP_S = 5  # of one that a person stops: a breath for what is nearly done
@@ -21,7 +21,10 @@ UNROUTED_WITHIN = timedelta(seconds=10)  # a gateway that has not read its table
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one agent must be told of one rank: to run the launch, or (None) to drain and stop it."""
+    """What one agent must be told of one rank: to run the launch, or (None) to drain and stop it.
+
+    meeting: where rank 0 waits for this one.
+    """
 
     node: int
     replica: str
@@ -30,31 +33,44 @@ class Order:
     launch: Launch | None = None
     gpus: tuple[str, ...] = ()
     drain_s: int = 0
+    meeting: str = ""
 
 
 def orders(snapshot: Snapshot) -> tuple[Order, ...]:
     """One for each rank whose agent answered and does not know yet."""
     found = []
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.id):
-        for rank in replica.ranks:
-            if rank.node not in snapshot.answered:
-                continue
-            if replica.wanted == RUN and (rank.state == PENDING or not rank.knows_launch):
-                found.append(
-                    Order(rank.node, replica.id, replica.generation, rank.rank, replica.launch, rank.gpus)
-                )
-            elif (
-                replica.wanted != RUN
-                and rank.state not in (DRAINING, STOPPED, FAILED)
-                and _is_unrouted(replica, snapshot)
-            ):
-                drain_s = DRAIN_S if replica.wanted == DRAIN else STOP_S
-                found.append(Order(rank.node, replica.id, replica.generation, rank.rank, drain_s=drain_s))
+        order_of = _begin if replica.wanted == RUN and not replica.is_broken else _end
+        reachable = [rank for rank in replica.ranks if rank.node in snapshot.answered]
+        found += [order for rank in reachable if (order := order_of(replica, rank, snapshot))]
     for stranger in sorted(snapshot.strangers, key=stranger_order):
         report = stranger.report
         if stranger.is_over_here and is_running(report) and report.state != DRAINING:
             found.append(Order(stranger.node, report.replica, report.generation, report.rank, drain_s=STOP_S))
     return tuple(found)
+
+
+def _begin(replica: Replica, rank: Rank, snapshot: Snapshot) -> Order | None:
+    """Rank 0 first: its agent chooses where the others meet it, another place for each replica."""
+    first = replica.ranks[0]
+    if (rank.state != PENDING and rank.knows_launch) or (rank.rank > 0 and not first.meeting):
+        return None
+    meeting = first.meeting if rank.rank > 0 else ""
+    return Order(
+        rank.node, replica.id, replica.generation, rank.rank, replica.launch, rank.gpus, meeting=meeting
+    )
+
+
+def _end(replica: Replica, rank: Rank, snapshot: Snapshot) -> Order | None:
+    """Rank 0 first: only its engine knows of requests, and it finishes none without the others."""
+    if rank.state == DRAINING or rank.is_over or not _is_unrouted(replica, snapshot):
+        return None
+    first = replica.ranks[0]
+    is_first_at_it = first.state not in (PENDING, STOPPED, FAILED) and first.node in snapshot.answered
+    if rank.rank > 0 and is_first_at_it and not replica.is_broken:
+        return None
+    drain_s = 0 if replica.is_broken else DRAIN_S if replica.wanted == DRAIN else STOP_S
+    return Order(rank.node, replica.id, replica.generation, rank.rank, drain_s=drain_s)
 
 
 def _is_unrouted(replica: Replica, snapshot: Snapshot) -> bool:

@@ -345,6 +345,7 @@ def _message(order: Order, standing: Standing, cluster: str, fence: int) -> Mess
             key=key.replica_key(order.replica, order.generation),
             gpus=order.gpus,
             rank=order.rank,
+            meeting=order.meeting,
         )
     return Message(
         node=standing.nodes[order.node],

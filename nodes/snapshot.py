@@ -7,7 +7,7 @@ from datetime import datetime
 
 from catalog.spec import ModelSpec, ProfileSpec
 from nodes import placement, retry
-from nodes.protocol import FETCHING, READY, Launch, RankReport
+from nodes.protocol import FAILED, FETCHING, READY, STOPPED, Launch, RankReport
 
 PENDING, LOST = "pending", "lost"
 RUN, DRAIN, STOP = "run", "drain", "stop"
@@ -70,6 +70,7 @@ class Rank:
 
     running, waiting: requests, None where its engine does not tell. done_bytes: of what it fetches.
     knows_launch: whether its agent does. One that has lost its record runs on, and wants to be told again.
+    meeting: where rank 0 waits for the others of its replica, "" until its agent has said so.
     """
 
     node: int
@@ -80,10 +81,15 @@ class Rank:
     waiting: int | None = None
     done_bytes: int = 0
     knows_launch: bool = True
+    meeting: str = ""
 
     @property
     def requests(self) -> int:
         return (self.running or 0) + (self.waiting or 0)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (STOPPED, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,11 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         return self.state == READY
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has lost a part: what is left serves nobody, and has to go before another try."""
+        return len(self.ranks) > 1 and any(rank.is_over for rank in self.ranks)
 
     def holdings(self) -> tuple[placement.Holding, ...]:
         """What its ranks take of their nodes."""

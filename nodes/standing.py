@@ -42,6 +42,7 @@ DOOR = "loop"
 LONGEST_AGE_S = 10 * 365 * 24 * 3600.0
 COLUMN_LIMIT = 2**31 - 1
 BYTES_LIMIT = 2**53
+MEETING_LIMIT = 80
 
 # Of ranks in different states, the first of these tells most about the whole.
 _TELLING = (FAILED, values.PENDING, STOPPED, DRAINING, FETCHING, STARTING, READY)
@@ -130,6 +131,7 @@ class Standing:
             waiting=_within(said.waiting),
             done_bytes=_within(said.done_bytes, BYTES_LIMIT),
             total_bytes=_within(said.total_bytes, BYTES_LIMIT),
+            meeting=said.meeting[:MEETING_LIMIT],
         )
 
     def end_rank(self, rank: Rank, state: str, reason: str, *, kind: str = "") -> None:
@@ -144,29 +146,41 @@ class Standing:
             self._release([rank for rank in ranks if rank.state in Replica.OVER and rank.pk in self.claims])
         if not ranks or not all(rank.node_id in self.answered for rank in ranks):
             return
-        telling = min(ranks, key=lambda rank: (_TELLING.index(rank.state), rank.rank))
+        telling = min(ranks, key=self._telling_order)
         said = self.said.get(telling.pk)
-        was, state = row.state, telling.state
+        was, state, reason = row.state, telling.state, telling.reason
+        if any(rank.state in Replica.OVER for rank in ranks) and not all(
+            rank.state in Replica.OVER for rank in ranks
+        ):
+            state = DRAINING  # what is left of it is on its way out, and holds its GPUs until then
+        if row.failure_kind:  # of a gang that broke: its first failure is the cause of the others
+            said, reason = None, row.reason
         if state == was:
             if said is not None:
-                self.write(row, reason=telling.reason)
+                self.write(row, reason=reason)
             return
         age_s = min(max(said.age_s, 0.0), LONGEST_AGE_S) if said else 0.0
         self.write(
             row,
             state=state,
-            reason=telling.reason,
+            reason=reason,
             # Agents tell ages; moments are the database's.
             state_since=self.now - timedelta(seconds=age_s),
-            cause=said.cause[:40] if said else "",
-            failure_kind=said.kind[:20] if said else "",
+            cause=said.cause[:40] if said else row.cause,
+            failure_kind=said.kind[:20] if said else row.failure_kind,
         )
-        self.record(state, row, telling.reason, was=was)
+        self.record(state, row, reason, was=was)
         if READY in (was, state):
             self.rerouted.add(row.pk)
         if state in Replica.OVER:
             self._release(ranks)
             del self.replicas[replica_id], self.ranks[replica_id]
+
+    def _telling_order(self, rank: Rank) -> tuple[int, float, int]:
+        """Of several that failed, the first to do so took the others along."""
+        said = self.said.get(rank.pk)
+        age_s = said.age_s if said and rank.state == FAILED else 0.0
+        return (_TELLING.index(rank.state), -age_s, rank.rank)
 
     def _release(self, ranks: Sequence[Rank]) -> None:
         """Give back what ranks held whose engines are gone, by their agents' word."""
@@ -281,6 +295,7 @@ class Standing:
                         rank.waiting,
                         rank.done_bytes or 0,
                         knows_launch=rank.pk not in self.said or self.said[rank.pk].launch is not None,
+                        meeting=rank.meeting,
                     )
                     for rank in self.ranks[replica_id]
                 ),
@@ -381,7 +396,8 @@ class Standing:
         lately = Q(state_since__gte=self.now - retry.SLOW_WINDOW) | Q(failure_kind=CONFIGURATION)
         rows = Replica.objects.filter(lately, state=FAILED, wanted=values.RUN, model__isnull=False)
         for row in rows.prefetch_related("ranks"):
-            failed = next((rank.node_id for rank in row.ranks.all() if rank.state == FAILED), None)
+            failed = [rank for rank in row.ranks.all() if rank.state == FAILED]
+            failed.sort(key=lambda rank: rank.reason != row.reason)
             yield (
                 int(row.model_id or 0),
                 retry.Failure(
@@ -390,7 +406,7 @@ class Standing:
                     at=row.state_since,
                     kind=row.failure_kind,
                     reason=row.reason,
-                    node=failed,
+                    node=failed[0].node_id if failed else None,
                     created_at=row.created_at,
                 ),
             )

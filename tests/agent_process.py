@@ -71,7 +71,7 @@ class AgentProcess:
     def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder, self.options = folder, options
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
-        self.node = str(uuid.uuid4())
+        self.node, self.token = str(uuid.uuid4()), TOKEN
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.state_folder = folder / "state"
@@ -174,13 +174,12 @@ class AgentProcess:
         *,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-        token: str = TOKEN,
     ) -> Answer:
         return ask(
             self.url + path,
             method,
             body=body,
-            headers={"Authorization": f"Bearer {token}", **(headers or {})},
+            headers={"Authorization": f"Bearer {self.token}", **(headers or {})},
         )
 
     def state(self) -> Any:

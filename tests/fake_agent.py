@@ -20,6 +20,7 @@ from aiohttp import web
 
 from nodes.actions import register_node
 from nodes.protocol import (
+    DRAINING,
     FENCE_HEADER,
     GENERATION_HEADER,
     READY,
@@ -58,6 +59,7 @@ class FakeAgent:
     lies_in_answers: bool = False
     state_delay_s: float = 0.0
     is_deaf: bool = False
+    stops_slowly: bool = False
     before_state: Callable[[], None] | None = None
     before_command: Callable[[], None] | None = None
     ranks: dict[str, RankReport] = field(default_factory=dict)
@@ -153,9 +155,14 @@ class FakeAgent:
                 pid=4000 + len(self.assignments),
                 gpus=tuple(assignment.gpus),
                 launch=assignment.launch,
+                meeting=f"127.0.0.1:{19000 + len(self.assignments)}" if self._is_met(assignment) else "",
             )
         answer = to_json(self.ranks[assignment.replica])
         return web.json_response(answer | {"generation": 2**40} if self.lies_in_answers else answer)
+
+    @staticmethod
+    def _is_met(assignment: Assignment) -> bool:
+        return assignment.rank == 0 and assignment.launch.profile.get("nodes", 1) > 1
 
     async def _delete(self, request: web.Request) -> web.Response:
         replica = request.match_info["id"]
@@ -164,7 +171,10 @@ class FakeAgent:
         self.tombstones.add(replica)
         if replica not in self.ranks:
             return _refusal(404, "unknown", "No such replica runs here.")
-        self.become(replica, STOPPED, port=None, pid=None)
+        if self.stops_slowly:
+            self.become(replica, DRAINING)
+        else:
+            self.become(replica, STOPPED, port=None, pid=None)
         return web.json_response(to_json(self.ranks[replica]))
 
     async def _log(self, request: web.Request) -> web.Response:

@@ -97,10 +97,15 @@ class Agent:
             return self._says(order, FAILED, TRANSIENT)
         if known is not None:
             return known
+        if bool(order.rank) != bool(order.meeting):
+            return self._says(order, FAILED, CONFIGURATION)
         taken = {gpu for each in self.engines.values() if each.state not in OVER for gpu in each.gpus}
         if taken.intersection(order.gpus):
             return self._says(order, FAILED, NODE)
-        self.engines[key] = replace(self._says(order, FETCHING), gpus=order.gpus, launch=order.launch)
+        meeting = "" if order.rank else f"n{self.id}:{order.replica}"
+        self.engines[key] = replace(
+            self._says(order, FETCHING), gpus=order.gpus, launch=order.launch, meeting=meeting
+        )
         return self.engines[key]
 
     @staticmethod
@@ -349,7 +354,9 @@ class Cluster:
     def _heard(self, rank: Rank, said: RankReport | None) -> Rank:
         if said is None:
             return replace(rank, state=PENDING)
-        return replace(rank, state=said.state, running=said.running, waiting=said.waiting)
+        return replace(
+            rank, state=said.state, running=said.running, waiting=said.waiting, meeting=said.meeting
+        )
 
     def _settle(self, id: str, answered: set[int]) -> None:
         replica = self.replicas[id]
@@ -359,9 +366,11 @@ class Cluster:
         if not all(rank.node in answered for rank in replica.ranks):
             return
         telling = min(replica.ranks, key=lambda rank: (TELLING.index(rank.state), rank.rank))
-        if telling.state == replica.state:
+        is_partly_over = replica.is_broken and not all(rank.is_over for rank in replica.ranks)
+        state = DRAINING if is_partly_over else telling.state
+        if state == replica.state:
             return
-        replica = self.replicas[id] = replace(replica, state=telling.state, state_since=self.now)
+        replica = self.replicas[id] = replace(replica, state=state, state_since=self.now)
         if replica.state in OVER:
             self.ended[id] = self.replicas.pop(id)
             if replica.state == FAILED and replica.wanted == RUN and replica.model is not None:

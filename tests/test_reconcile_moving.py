@@ -36,7 +36,7 @@ from nodes.models import (
     Roll,
     Unplaced,
 )
-from nodes.protocol import FAILED, READY, STARTING
+from nodes.protocol import FAILED, READY, STARTING, STOPPED
 from tests.fake_agent import FakeAgent, gpus
 from tests.passes import add_model, edit_profile, one_pass, verbs
 
@@ -298,18 +298,86 @@ def test_requests_that_wait_for_a_while_have_one_more_started(agent_of: Callable
 # --- gangs ------------------------------------------------------------------------------------------
 
 
-def test_all_ranks_of_a_gang_are_assigned_at_once(agent_of: Callable[..., FakeAgent]) -> None:
+def test_all_ranks_of_a_gang_are_assigned_at_once_and_rank_0_is_told_first(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
     agents = [agent_of(name, fabric="ib-1", runs_gangs=True) for name in ("node-a", "node-b")]
     add_model(nodes=2, tp=2, gpus_per_node=1)
     one_pass()
     replica = Replica.objects.get()
-    assert replica.state == READY
+    assert replica.state == "pending"
     assert [(rank.rank, rank.node.name) for rank in Rank.objects.order_by("rank")] == [
         (0, "node-a"),
         (1, "node-b"),
     ]
     assert Claim.objects.count() == 2
-    assert [agent.assignments[str(replica.pk)].rank for agent in agents] == [0, 1]
+    assert [len(agent.assignments) for agent in agents] == [1, 0]
+
+    one_pass()
+    replica.refresh_from_db()
+    assert replica.state == READY
+    told = [agent.assignments[str(replica.pk)] for agent in agents]
+    assert [(each.rank, each.meeting) for each in told] == [(0, ""), (1, "127.0.0.1:19001")]
+    commands = [len(agent.commands()) for agent in agents]
+    one_pass()
+    assert [len(agent.commands()) for agent in agents] == commands
+
+
+def test_a_gang_that_loses_a_part_ends_whole_before_another_is_tried(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    agent_a, agent_b = (
+        agent_of(name, fabric="ib-1", runs_gangs=True, gpus=gpus(1)) for name in ("node-a", "node-b")
+    )
+    add_model(nodes=2, tp=2, gpus_per_node=1)
+    one_pass()
+    one_pass()
+    first = Replica.objects.get()
+    agent_a.stops_slowly = True
+    agent_b.become(first.pk, FAILED, reason="Its GPU fell off.", cause="gpu_lost", kind="transient")
+    one_pass()
+    first.refresh_from_db()
+    assert (first.state, first.reason, first.cause) == ("draining", "Its GPU fell off.", "gpu_lost")
+    assert agent_a.commands()[-1] == ("DELETE", f"/v1/replicas/{first.pk}")
+    assert agent_b.commands()[-1][0] == "PUT"
+    one_pass()
+    assert Replica.objects.count() == 1
+    assert Claim.objects.count() == 2, "what is left of it holds its GPUs"
+
+    # That rank 0 ends of it as well is not the cause.
+    agent_a.become(first.pk, FAILED, reason="It lost a rank.", cause="nccl", kind="node")
+    one_pass()
+    first.refresh_from_db()
+    assert (first.state, first.reason, first.cause, first.failure_kind) == (
+        "failed",
+        "Its GPU fell off.",
+        "gpu_lost",
+        "transient",
+    )
+    assert not Claim.objects.filter(rank__replica=first).exists()
+
+
+def test_a_gang_is_drained_at_rank_0_and_the_others_stop_after_it(agent_of: Callable[..., FakeAgent]) -> None:
+    agent_a, agent_b = (agent_of(name, fabric="ib-1", runs_gangs=True) for name in ("node-a", "node-b"))
+    model = add_model(nodes=2, tp=2, gpus_per_node=1)
+    one_pass()
+    one_pass()
+    replica = Replica.objects.get()
+    agent_a.stops_slowly = True
+    model.scaling_min = model.scaling_max = 0
+    model.save()
+    one_pass()
+    replica.refresh_from_db()
+    assert (replica.wanted, replica.state) == ("drain", "draining")
+    assert agent_a.commands()[-1][0] == "DELETE"
+    one_pass()
+    assert agent_b.commands()[-1][0] == "PUT", "rank 0 still has requests"
+    agent_a.become(replica.pk, STOPPED)
+    one_pass()
+    assert agent_b.commands()[-1][0] == "DELETE"
+    one_pass()
+    replica.refresh_from_db()
+    assert replica.state == "stopped"
 
 
 def test_agents_that_run_whole_replicas_are_told_of_no_gang(agent_of: Callable[..., FakeAgent]) -> None:
@@ -329,6 +397,7 @@ def test_what_is_left_of_a_gang_makes_room_for_its_replacement(
     has = {"fabric": "ib-1", "runs_gangs": True, "gpus": gpus(1)}
     agent_a, agent_b = agent_of("node-a", **has), agent_of("node-b", **has)
     add_model(nodes=2, tp=2, gpus_per_node=1)
+    one_pass()
     one_pass()
     first = Replica.objects.get()
     agent_of("node-c", **has)

@@ -96,7 +96,7 @@ def gpu_class(name: str, memory_mib: int | None) -> str:
 
 
 def unreturned(cards: Sequence[GpuReport], before: Mapping[str, int]) -> str:
-    """What is held on these cards beyond what was before an engine came to them, as a phrase; empty where that
+    """What is held on these cards beyond what was before an engine came there, as a phrase; empty where that
     is little, or cannot be told. before: MiB by card.
 
     By numbers alone: a driver goes on listing processes that have ended.
