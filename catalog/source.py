@@ -16,6 +16,7 @@ from catalog.weights import Choice, choose_weights, whole_name
 
 _REPO_PART = r"[A-Za-z0-9_]|[A-Za-z0-9_][A-Za-z0-9._-]*[A-Za-z0-9_]"
 _REPO = re.compile(rf"({_REPO_PART})/({_REPO_PART})")
+_ADDRESS = re.compile(r"https?://[^/]+/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
 _REPO_LIMIT = 96  # the hub's own
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+@-]{0,199}")
 _LISTED = 5  # names of files or nodes that one sentence lists
@@ -57,6 +58,8 @@ def parse_source(text: str) -> HubSource | PathSource:
         return PathSource(text)
     before, colon, selector = text.partition(":")
     repo, at, revision = before.partition("@")
+    if (address := _ADDRESS.fullmatch(text)) and _REPO.fullmatch(address[1]):
+        raise SourceError(f"source {quote(text)} is the address of a page; write {address[1]}")
     if not _REPO.fullmatch(repo):
         raise SourceError(
             f"source {quote(text)} is neither a Hugging Face id (org/name[@revision][:file])"
