@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from catalog.hiding import unhide_model
 from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal, ways_that_end
-from catalog.reading import CatalogError, Fault
+from catalog.reading import FAULTS_LIMIT, CatalogError, Fault, too_many
 from catalog.spec import ModelSpec
 
 FEW = 3  # models that may always go without a second word
@@ -72,6 +72,8 @@ def plan_import(raws: Sequence[object], stored: Sequence[ModelSpec], *, is_whole
     reading = _Reading({model.name: model for model in stored})
     for number, raw in enumerate(raws):
         reading.read(raw, number)
+        if len(reading.placed) >= FAULTS_LIMIT:
+            raise ImportRefused([*reading.placed, PlacedFault(too_many(), None)])
     others = tuple(model for model in stored if model.name not in reading.number_of)
     kept = () if is_whole else others
     placed = reading.placed + _faults_beside(reading, stored, kept)

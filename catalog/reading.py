@@ -1,7 +1,8 @@
 """Reads untyped JSON into typed values, and says in one sentence each what could not be read.
 
-A Reader never raises and never converts in silence: a value of the wrong type, out of range or with
-characters that no door could show becomes a Fault, and its field reads as zero from there on.
+A Reader never converts in silence: a value of the wrong type, out of range or with characters that no door
+could show becomes a Fault, and its field reads as zero from there on. It raises only where there are more
+faults than anybody would read.
 """
 
 import difflib
@@ -16,6 +17,7 @@ from catalog.durations import parse_duration
 NAME_LIMIT = 200  # characters; names and labels are indexed columns
 TEXT_LIMIT = 10_000  # characters of a description, an argument or an environment value
 ENTRIES_LIMIT = 4_096  # entries of one list or map
+FAULTS_LIMIT = 1_000  # of one model, or of all in one file; reading ends there
 INT_LIMIT = 2**31 - 1  # an integer column on every database
 
 # Control and format characters, line and paragraph separators: two names that differ by these look the same.
@@ -45,6 +47,12 @@ class CatalogError(ValueError):
 
     def __str__(self) -> str:
         return self.faults[0].sentence
+
+
+def too_many() -> Fault:
+    """What the last fault says, where reading ended at the limit of them."""
+    sentence = f"there are {FAULTS_LIMIT} faults already, and it was read no further; mend these first"
+    return Fault("", "", "", "too_many", sentence)
 
 
 def shown(text: str, limit: int = NAME_LIMIT) -> str:
@@ -101,7 +109,10 @@ class Reader:
             self.refuse(path.rstrip("."), "type", f"{what} must be a map of fields, not {_kind(raw)}")
 
     def refuse(self, field: str, code: str, says: str) -> None:
-        """Record a fault. `says` completes `model "m": ...`."""
+        """Record a fault. `says` completes `model "m": ...`. Raises CatalogError with all of them, where this
+        is one more than the limit."""
+        if len(self.faults) >= FAULTS_LIMIT:
+            raise CatalogError([*self.faults, too_many()])
         self.bad.add(field.split(".")[-1])
         sentence = f"{self.subject}: {says}" if self.subject else says
         self.faults.append(Fault(self._model, self._profile, field, code, sentence))

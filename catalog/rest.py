@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,7 +120,8 @@ class BoundedJSONParser(BaseParser):
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     read = dict(pairs)
     if len(read) < len(pairs):
-        twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        counted = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counted.items() if count > 1)
         raise ValueError(f"the key {twice[:80]!r} is there twice")
     return read
 
@@ -130,6 +132,7 @@ def _refuse_constant(constant: str) -> Any:
 
 # --- how a no looks -------------------------------------------------------------------------------
 
+ERRORS_TOLD = 100
 _CONFLICTS = frozenset({"in_use", "conflict"})
 NOTHING_HERE = "There is nothing at this address; GET /api/ tells what there is."
 _ANONYMOUS = "This address needs a credential: send Authorization: Bearer llmgw_..., or log in."
@@ -186,4 +189,7 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 
 def _errors(status_code: int, *errors: dict[str, str]) -> Response:
-    return Response({"errors": list(errors)}, status=status_code)
+    told = list(errors[:ERRORS_TOLD])
+    if more := len(errors) - len(told):
+        told.append({"field": "", "code": "more", "sentence": f"... and {more} more; mend these first."})
+    return Response({"errors": told}, status=status_code)

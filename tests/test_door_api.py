@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +257,30 @@ def test_a_body_that_is_no_json_gets_one_sentence(api: Api, body: Any, status: i
     answer = sentence(api("POST", "models", body))
     assert answer[0] == status
     assert says in answer[1]
+
+
+COSTLY = {
+    "no key is known": {f"k{number}": 1 for number in range(60_000)},
+    "each profile has keys that are not known": [{f"k{each}": 1 for each in range(20)}] * 4_000,
+    "hidden values of nothing": [{"name": "p", "env": {f"E{each}": "(hidden)" for each in range(30_000)}}],
+}
+
+
+@pytest.mark.parametrize("said", COSTLY.values(), ids=COSTLY)
+def test_who_makes_a_thousand_mistakes_is_told_of_a_hundred(api: Api, said: Any) -> None:
+    body = {"name": "m", "source": "sim/m"} | (said if isinstance(said, dict) else {"profiles": said})
+    began = time.process_time()
+    status, told = api("POST", "models", body)
+    assert time.process_time() - began < 5
+    assert (status, len(told["errors"])) == (400, 101)
+    assert re.fullmatch(r"\.\.\. and [0-9]+ more; mend these first\.", told["errors"][-1]["sentence"])
+
+
+def test_a_key_that_comes_again_after_many_others_is_found_at_once(api: Api) -> None:
+    keys = ",".join(f'"k{number}": 1' for number in [*range(60_000), 59_999])
+    began = time.process_time()
+    assert sentence(api("POST", "models", f"{{{keys}}}"))[1].endswith("the key 'k59999' is there twice.")
+    assert time.process_time() - began < 5
 
 
 def test_a_packed_body_is_refused(api: Api) -> None:
