@@ -58,6 +58,8 @@ def too_many() -> Fault:
 def shown(text: str, limit: int = NAME_LIMIT) -> str:
     """A text that any door can show: bounded, with what cannot be seen or sent made visible."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    if cut.isprintable():
+        return cut
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in cut
