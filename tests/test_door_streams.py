@@ -1,0 +1,75 @@
+"""What commands write to: pipes that are closed, disks that are full, locales that know no é."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NAME = "é-ü"
+
+Shell = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """A shell with a catalog of its own, in which one model has a name that ASCII cannot write."""
+    var = tmp_path_factory.mktemp("var")
+    environment = {**os.environ, "LLMGW_VAR": str(var), "PYTHON": sys.executable}
+    environment.pop("DATABASE_URL", None)
+
+    def run(line: str, **told: str) -> subprocess.CompletedProcess[bytes]:
+        command = ["bash", "-o", "pipefail", "-c", line.replace("manage", '"$PYTHON" manage.py')]
+        return subprocess.run(
+            command, capture_output=True, cwd=ROOT, env=environment | told, timeout=120, check=False
+        )
+
+    assert run("manage migrate --verbosity 0").returncode == 0
+    add = "manage model_add --source sim/x --engine sim --gpu-class sim --description $'two\\nlines'"
+    assert run(f"{add} {NAME}").returncode == 0
+    return run
+
+
+ASCII = {"PYTHONIOENCODING": "ascii"}
+C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("locale", [ASCII, C], ids=["asked for ASCII", "a locale of ASCII"])
+def test_a_file_is_utf8_whatever_the_locale(shell: Shell, locale: dict[str, str]) -> None:
+    done = shell("manage catalog_export", **locale)
+    assert (done.returncode, NAME in done.stdout.decode()) == (0, True), done.stderr
+    again = shell("manage catalog_export | manage catalog_import - --prune", **locale)
+    assert again.stdout.decode().startswith("Nothing to change"), again.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("manage catalog_export > /dev/full", "No space left on device"),
+        ("manage models --json > /dev/full", "No space left on device"),
+        ("manage models | true", "Broken pipe"),
+    ],
+    ids=["a full disk", "a full disk, at the end", "a reader that leaves"],
+)
+def test_what_cannot_be_written_is_said(shell: Shell, line: str, why: str) -> None:
+    done = shell(line)
+    says = f"Not all could be written: {why}. Look what was done before you repeat it.\n"
+    assert (done.returncode, done.stderr.decode()) == (1, says)
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed_are_no_failure(shell: Shell, closed: str) -> None:
+    done = shell(f"manage model_edit {NAME} --description $RANDOM {closed}")
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_closed_standard_input_holds_no_catalog(shell: Shell) -> None:
+    done = shell("manage catalog_import - <&-")
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("CommandError: there is no catalog in the file")
