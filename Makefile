@@ -20,10 +20,12 @@ test: lint
 	$(BIN)/python -m pytest $(DIVIDED)
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "django_db or lasting_database"
 
-# A hundred thousand steps, other ones each time; the seed is printed, and has a history that failed again.
+# A hundred thousand steps and a hundred kills, other ones each time; the seed is printed, and has a history that
+# failed again.
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
 soak: .venv/ready-for-tests
-	SOAK_STEPS=100000 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s tests/test_plan_cluster.py
+	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s \
+		tests/test_plan_cluster.py tests/test_agent_kills.py
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks

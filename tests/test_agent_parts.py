@@ -277,6 +277,18 @@ def test_a_failed_write_leaves_the_old_record_and_no_draft(tmp_path: Path) -> No
     folder.close()
 
 
+def test_a_draft_that_a_killed_agent_left_is_swept_away(tmp_path: Path) -> None:
+    folder = StateFolder.open(tmp_path)
+    folder.save(record())
+    folder.close()
+    for left in (tmp_path / ".draft-agent.json.x1", tmp_path / "replicas" / f".draft-{REPLICA}.json.x2"):
+        left.write_text('{"half": ')
+    folder = StateFolder.open(tmp_path)
+    assert folder.records() == [record()]
+    assert not list(tmp_path.rglob(".*"))
+    folder.close()
+
+
 def test_logs_of_the_dead_are_bounded_in_number(tmp_path: Path) -> None:
     folder = StateFolder.open(tmp_path)
     names = [f"00000000-0000-4000-8000-{number:012d}" for number in range(LOGS_LIMIT + 5)]

@@ -41,6 +41,7 @@ TOMBSTONES_LIMIT = 10_000
 LOGS_LIMIT = 50  # of replicas that are over; each is bounded by itself
 ATTEMPTS_KEPT = 5  # of one replica, with their logs
 OVER = (STOPPED, FAILED)
+DRAFT = ".draft-"
 
 T = TypeVar("T")
 
@@ -128,6 +129,8 @@ class StateFolder:
             raise StateError(
                 f"Another agent runs with the state folder {path}; stop it, or give this one another --state."
             ) from None
+        for draft in (*path.glob(f"{DRAFT}*"), *path.glob(f"replicas/{DRAFT}*")):
+            draft.unlink(missing_ok=True)  # of an agent that was killed while it wrote
         return cls(path, lock)
 
     def close(self) -> None:
@@ -240,7 +243,7 @@ class StateFolder:
 
     def _write(self, path: Path, value: Any) -> None:
         """Old or new, never torn, and on the disk before anything follows from it."""
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f"{DRAFT}{path.name}.")  # mode 0600
         try:
             with open(handle, "w") as file:
                 json.dump(to_json(value), file)
