@@ -7,6 +7,7 @@ A fixed number of queries, and a few lines of each kind with the way to the rest
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -34,13 +35,13 @@ def needs_a_person(user: Any) -> list[Line]:
     """What this user may see of it, the most urgent first."""
     return _lines(
         user,
-        ("nodes.view_cluster", _reconciler, "nodes_cluster"),
-        ("catalog.view_model", _unplaced, "catalog_model"),
-        ("catalog.view_model", _halted, "catalog_model"),
-        ("nodes.view_node", _silent_nodes, "nodes_node"),
-        ("nodes.view_replica", _failed, "nodes_replica"),
-        ("catalog.view_model", _stale, "catalog_model"),
-        ("nodes.view_orphan", _orphans, "nodes_orphan"),
+        ("nodes.view_cluster", _reconciler, "nodes_cluster", ""),
+        ("catalog.view_model", _unplaced, "catalog_model", "?state=short"),
+        ("catalog.view_model", _halted, "catalog_model", ""),
+        ("nodes.view_node", _silent_nodes, "nodes_node", ""),
+        ("nodes.view_replica", _failed, "nodes_replica", f"?shown=over&state__exact={Replica.State.FAILED}"),
+        ("catalog.view_model", _stale, "catalog_model", "?state=stale"),
+        ("nodes.view_orphan", _orphans, "nodes_orphan", ""),
     )
 
 
@@ -48,20 +49,22 @@ def under_way(user: Any) -> list[Line]:
     """What people have asked for and is being done."""
     return _lines(
         user,
-        ("catalog.view_model", _rolling, "catalog_model"),
-        ("nodes.view_node", _draining, "nodes_node"),
+        ("catalog.view_model", _rolling, "catalog_model", ""),
+        ("nodes.view_node", _draining, "nodes_node", ""),
     )
 
 
-def _lines(user: Any, *kinds: tuple[str, Callable[[], Iterator[Line]], str]) -> list[Line]:
+def _lines(user: Any, *kinds: tuple[str, Callable[[], Iterator[Line]], str, str]) -> list[Line]:
+    """Each kind: the permission, what finds it, the page that lists all of it, and the query for that."""
     lines: list[Line] = []
-    for permission, find, page in kinds:
+    for permission, find, page, query in kinds:
         if user.has_perm(permission):
             found = list(find())
             lines += found[:LINES_LIMIT]
             if len(found) > LINES_LIMIT:
                 more = f"{len(found) - LINES_LIMIT} more"
-                lines.append((badge(more), _link(f"{page}_changelist", "all of them"), said("")))
+                address = reverse(f"admin:{page}_changelist") + query
+                lines.append((badge(more), format_html('<a href="{}">all of them</a>', address), said("")))
     return lines
 
 
@@ -117,13 +120,17 @@ def _silent_nodes() -> Iterator[Line]:
 
 
 def _failed() -> Iterator[Line]:
-    """Lately, and nobody has dealt with it by stopping it."""
+    """Lately, and nobody has dealt with it by stopping it: the last one of each profile, and how many."""
     failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
     untouched = failed.exclude(wanted=Replica.Wanted.STOP)
+    by_profile = defaultdict(list)
     for replica in with_age(untouched, "state_since").order_by("-state_since"):
-        age = span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
-        why = f"{age} ago: {replica.reason}"
-        yield badge("failed", "bad"), _link("nodes_replica_change", str(replica), replica.pk), said(why)
+        by_profile[replica.model_name, replica.profile_name].append(replica)
+    for last, *before in by_profile.values():
+        word = f"{len(before) + 1} failed" if before else "failed"
+        age = span_words(last.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+        why = said(f"{age} ago: {last.reason}")
+        yield badge(word, "bad"), _link("nodes_replica_change", str(last), last.pk), why
 
 
 def _stale() -> Iterator[Line]:

@@ -131,6 +131,24 @@ def test_an_old_or_acknowledged_failure_and_a_mild_difference_need_nobody(admin:
         assert "Nothing now." in needs(admin)
 
 
+def test_failures_of_one_profile_are_one_line(admin: Client) -> None:
+    model, node = a_model(), a_node()
+    for minutes in (9, 7, 8):
+        failed = a_replica(model, node, "failed", gpu=None, reason=f"{minutes} ago")
+        Replica.objects.filter(pk=failed.pk).update(state_since=Now() - timedelta(minutes=minutes))
+    assert "7 min ago: 7 ago" in line_with(needs(admin), "3 failed")
+    assert "8 ago" not in needs(admin)
+
+
+def test_the_way_to_the_rest_of_what_failed_leads_to_it(admin: Client) -> None:
+    node = a_node()
+    for number in range(LINES_LIMIT + 1):
+        a_replica(a_model(f"model-{number}"), node, "failed", gpu=None)
+    (way,) = re.findall(r'href="([^"]+)">all of them<', needs(admin))
+    listed = admin.get(way.replace("&amp;", "&")).content.decode()
+    assert all(f"model-{number}/default" in listed for number in range(LINES_LIMIT + 1))
+
+
 def test_the_first_page_is_short_and_takes_the_same_queries_whatever_is_wrong(admin: Client) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
@@ -156,6 +174,8 @@ def test_the_first_page_is_short_and_takes_the_same_queries_whatever_is_wrong(ad
     html = needs(admin)
     assert html.count(">1 short</span>") == LINES_LIMIT
     assert ">3 more</span>" in html
+    assert 'href="/admin/catalog/model/?state=short">all of them<' in html
+    assert 'href="/admin/catalog/model/?state=stale">all of them<' in html
 
 
 def test_everybody_sees_what_they_may_look_at(client: Client) -> None:
