@@ -122,10 +122,10 @@ def roll_model(model: Model, *, by: str, why: str, door: str) -> Roll | None:
     rolling before, or had halted, begins anew from here. None: nothing of it is stale."""
     with transaction.atomic():
         Revision.hold()
+        Roll.objects.filter(model=model).delete()
         if not any(tally(row).stale for row in models_with_replicas().filter(pk=model.pk)):
             return None
         keep = model.replicas.filter(wanted=Replica.Wanted.RUN).exclude(state__in=Replica.OVER).count()
-        Roll.objects.filter(model=model).delete()
         roll = Roll.objects.create(model=model, by=by, why=storable(why), keep=keep)
         record("roll", "model", model.name, subject_key=model.pk, by=by, door=door, why=why)
     return roll

@@ -12,7 +12,7 @@ from catalog.pieces import badge, said, sentence, table
 from nodes import agenda, telling
 from nodes.consequences import Consequences
 from nodes.models import Node, Replica
-from nodes.placement import Freshness
+from nodes.placement import Freshness, agreeing
 from nodes.showing import GpuUse, freshness_of, running_on, staleness_of
 from nodes.why import Why
 
@@ -105,6 +105,6 @@ def rooms_shown(why: Why) -> SafeString:
         for node, reason in sorted(by_node.items()):
             nodes.setdefault(reason, []).append(node)
         for reason, names in sorted(nodes.items(), key=lambda entry: (entry[0] != "", -len(entry[1]))):
-            word = reason or badge(telling.ROOM, "good")
+            word = agreeing(reason, len(names)) or badge(telling.ROOM, "good")
             rows.append((profile, len(names), word, ", ".join(names)))
     return table(("profile", "nodes", "say", "which"), rows)

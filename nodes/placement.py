@@ -319,11 +319,12 @@ def _counts(counted: Counter[str], nodes: int) -> str:
     if not nodes:
         return "0 of 0 nodes: none has joined yet; add one with manage.py node_add"
     told = ", ".join(
-        f"{count} {_agreeing(reason, count)}"
+        f"{count} {agreeing(reason, count)}"
         for reason, count in sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     )
     return f"0 of {nodes} {'node' if nodes == 1 else 'nodes'}: {told}"
 
 
-def _agreeing(reason: str, count: int) -> str:
+def agreeing(reason: str, count: int) -> str:
+    """The reason, of so many nodes."""
     return reason.replace("lack ", "lacks ", 1) if count == 1 and reason.startswith("lack ") else reason

@@ -214,6 +214,7 @@ class WhySerializer(shapes.Serializer):
     as_wanted = shapes.BooleanField()
     says = _text()
     amiss = shapes.ListField(child=shapes.CharField(), help_text="What is not as wanted, a sentence each.")
+    notes = shapes.ListField(child=shapes.CharField(), help_text="What is as wanted, and could be better.")
     ready = _whole()
     wanted = _whole()
     profiles = shapes.ListField(child=ProfileSaysSerializer(), help_text="The preferred one first.")

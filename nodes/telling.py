@@ -10,6 +10,7 @@ from typing import Any
 from nodes.agenda import BUCKETS, Item
 from nodes.consequences import Consequences
 from nodes.outlook import Outlook
+from nodes.placement import agreeing
 from nodes.showing import differences_as_dicts
 from nodes.why import Why
 
@@ -61,7 +62,7 @@ def why_rows(why: Why) -> Iterable[tuple[str, str, str]]:
     """Profile, node, and what it says."""
     for profile, by_node in why.reasons.items():
         for node, reason in sorted(by_node.items()):
-            yield profile, node, reason or ROOM
+            yield profile, node, agreeing(reason, 1) or ROOM
 
 
 def why_as_dict(why: Why) -> dict[str, Any]:
@@ -70,13 +71,16 @@ def why_as_dict(why: Why) -> dict[str, Any]:
         "as_wanted": why.is_as_wanted,
         "says": why.says,
         "amiss": list(why.amiss),
+        "notes": list(why.notes),
         "ready": why.ready,
         "wanted": why.wanted,
         "profiles": [
             {
                 "profile": profile,
                 "says": why.rooms[profile],
-                "nodes": [{"node": node, "reason": reason} for node, reason in sorted(by_node.items())],
+                "nodes": [
+                    {"node": node, "reason": agreeing(reason, 1)} for node, reason in sorted(by_node.items())
+                ],
             }
             for profile, by_node in why.reasons.items()
         ],

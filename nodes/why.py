@@ -20,7 +20,8 @@ from nodes.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """amiss: what is not as wanted, a sentence each. says: the answer in one sentence.
+    """amiss: what is not as wanted, a sentence each. notes: what is, and could be better. says: the answer in
+    one sentence.
 
     ready, wanted: how many replicas. rooms: by profile, what all nodes say together. reasons: by profile and
     node why not, "" where there is room for one more.
@@ -33,6 +34,7 @@ class Why:
     wanted: int
     rooms: Mapping[str, str]
     reasons: Reasons
+    notes: tuple[str, ...] = ()
 
     @property
     def is_as_wanted(self) -> bool:
@@ -60,7 +62,8 @@ def explain(snapshot: Snapshot, items: tuple[Item, ...], model: Model) -> Why:
     )
     rooms = {profile: _room(by_node) for profile, by_node in found.items()}
     says = _summary(model, ready, wanted, bool(amiss))
-    return Why(name, amiss, says, ready, wanted, rooms, found)
+    notes = tuple(_not_preferred(model, running, rooms))
+    return Why(name, amiss, says, ready, wanted, rooms, found, notes)
 
 
 def _summary(model: Model, ready: int, wanted: int, is_amiss: bool) -> str:
@@ -78,7 +81,9 @@ def _waiting(items: list[Item], wanted: int) -> Iterator[str]:
     """What is to be and is not: it waits for something, or for the next pass."""
     for item in items:
         if item.bucket == BLOCKED:
-            yield f"{item.missing} of {wanted} cannot be started: {item.why}" if item.missing else item.why
+            replicas = "replica" if wanted == 1 else "replicas"
+            short = f"{item.missing} of {wanted} {replicas} cannot be started: "
+            yield (short if item.missing else "") + item.why
         elif item.bucket == START:
             yield f"the next pass starts {item.profile} on {', '.join(item.nodes)}: {item.why}"
 
@@ -101,6 +106,16 @@ def _of_replicas(model: Model, replicas: list[Replica], names: Mapping[int, str]
         )
         if each.wanted == RUN and found.restart_needed:
             yield f"{who} is stale: {found.sentence}"
+
+
+def _not_preferred(model: Model, running: list[Replica], rooms: Mapping[str, str]) -> Iterator[str]:
+    """Profiles that come before all that anything runs of."""
+    run = {str(each.launch.profile.get("name", "")) for each in running}
+    for profile in placement.by_preference(model.spec.profiles) if run else ():
+        if profile.name in run:
+            return
+        if profile.name in rooms:
+            yield f"nothing runs of profile {quote(profile.name)}, which comes first: {rooms[profile.name]}"
 
 
 def _moving(model: Model, items: list[Item]) -> Iterator[str]:

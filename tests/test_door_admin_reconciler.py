@@ -164,10 +164,14 @@ def test_a_model_is_rolled_after_asking_and_the_roll_is_ended(admin: Client) -> 
     assert Roll.objects.get().why == "wider"
     html = page(admin, change(model))
     assert '<span class="badge busy">rolling</span>' in html
-    assert "By alice: wider." in html
+    assert "Rolled by alice: wider." in html
     assert '<input type="hidden" name="action" value="end_roll">' in html
+    assert '<input type="hidden" name="action" value="roll">' not in html, "it is under way"
     Roll.objects.update(halted="The first one <failed>.")
+    assert '<span class="badge bad">roll halted</span>' in page(admin, MODELS)
     html = page(admin, change(model))
+    for action in ("roll", "end_roll"):
+        assert f'<input type="hidden" name="action" value="{action}">' in html
     assert '<span class="badge bad">roll halted</span>' in html
     assert "The first one &lt;failed&gt;." in html
     assert "1 of 1 model no longer being rolled." in acted(admin, MODELS, "end_roll", model.pk)
@@ -183,7 +187,7 @@ def test_the_page_of_why_tells_what_is_amiss_and_what_nodes_say(admin: Client) -
     assert f'href="{path}"' in page(admin, change(model))
     told = text_of(page(admin, path))
     assert "model &quot;tiny&quot; does not run as wanted: 1 of 2 ready:" in told
-    assert "1 of 2 cannot be started: 0 of 3 nodes: 2 lack 1 free sim, 1 cordoned." in told
+    assert "1 of 2 replicas cannot be started: 0 of 3 nodes: 2 lack 1 free sim, 1 cordoned." in told
     assert "default 2 lack 1 free sim gpu-01, gpu-03 default 1 cordoned gpu-02" in told
     a_node("gpu-04")
     assert '<span class="badge good">has room</span>' in page(admin, path)

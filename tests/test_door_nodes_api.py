@@ -39,12 +39,12 @@ def test_a_model_tells_why_it_does_not_run_as_wanted(api: Api) -> None:
     a_node(gpus=0)
     status, told = api("GET", "models/tiny/why")
     assert (status, told["as_wanted"], told["ready"], told["wanted"]) == (200, False, 0, 1)
-    assert told["amiss"] == ["1 of 1 cannot be started: 0 of 1 node: 1 lacks 1 free sim"]
+    assert told["amiss"] == ["1 of 1 replica cannot be started: 0 of 1 node: 1 lacks 1 free sim"]
     assert told["profiles"] == [
         {
             "profile": "default",
             "says": "0 of 1 node: 1 lacks 1 free sim",
-            "nodes": [{"node": "gpu-01", "reason": "lack 1 free sim"}],
+            "nodes": [{"node": "gpu-01", "reason": "lacks 1 free sim"}],
         }
     ]
     assert sentence(api("GET", "models/x/why")) == (

@@ -84,11 +84,11 @@ def test_why_tells_what_is_amiss_and_what_every_node_says() -> None:
     a_node("gpu-02", is_cordoned=True)
     assert manage("why", "tiny").splitlines() == [
         'model "tiny" does not run as wanted: 0 of 1 ready:',
-        "  - 1 of 1 cannot be started: 0 of 2 nodes: 1 cordoned, 1 lacks 1 free sim.",
+        "  - 1 of 1 replica cannot be started: 0 of 2 nodes: 1 cordoned, 1 lacks 1 free sim.",
         "",
         "What each node says to one replica more:",
         "PROFILE  NODE    SAYS",
-        "default  gpu-01  lack 1 free sim",
+        "default  gpu-01  lacks 1 free sim",
         "default  gpu-02  cordoned",
     ]
     told = json.loads(manage("why", "tiny", "--json"))
@@ -124,6 +124,10 @@ def test_a_roll_is_begun_seen_and_ended() -> None:
         "roll",
         "cancel roll",
     ]
+    Roll.objects.create(model=model, by="ann", halted="The first one failed.")
+    edited(model)
+    assert manage("roll", "tiny") == "Nothing of tiny is stale, so there is nothing to roll.\n"
+    assert not Roll.objects.exists(), "one that had halted is over with that"
     assert refusal("roll", "x") == 'model "x" is not in the catalog; check the spelling'
 
 

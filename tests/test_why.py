@@ -45,7 +45,7 @@ def why(snapshot: Snapshot) -> Why:
 )
 def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
     found = why(world.snapshot())
-    assert (found.amiss, found.is_as_wanted, found.says) == ((), True, says)
+    assert (found.amiss, found.notes, found.is_as_wanted, found.says) == ((), (), True, says)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
         pytest.param(
             World().node("a", gpus=1).model(low=2, high=2).replica("one", gpus="0"),
             "1 of 2",
-            ["1 of 2 cannot be started: 0 of 1 node: 1 lacks 1 free sim"],
+            ["1 of 2 replicas cannot be started: 0 of 1 node: 1 lacks 1 free sim"],
             id="there is no room for the second",
         ),
         pytest.param(
@@ -73,7 +73,7 @@ def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
             World().node("a").model().replica("one", wanted="drain", wanted_why="a is draining"),
             "0 of 1",
             [
-                "1 of 1 cannot be started: 1 replica is stopping first, as the maximum is 1",
+                "1 of 1 replica cannot be started: 1 replica is stopping first, as the maximum is 1",
                 "replica one (p) on a is ready and to drain: a is draining",
             ],
             id="it is on its way out",
@@ -99,7 +99,7 @@ def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
             World().node("a", freshness=Freshness.LOST).model().replica("one", gpus="0"),
             "0 of 1",
             [
-                "1 of 1 cannot be started: 0 of 1 node: 1 out of contact",
+                "1 of 1 replica cannot be started: 0 of 1 node: 1 out of contact",
                 "the next pass gives up replica one: no contact with a; it is replaced if it can be",
             ],
             id="its node is gone",
@@ -107,7 +107,7 @@ def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
         pytest.param(
             World().node("a").model().says(fault="it breaks the law"),
             "0 of 1",
-            ["1 of 1 cannot be started: it breaks the law"],
+            ["1 of 1 replica cannot be started: it breaks the law"],
             id="it breaks the law",
         ),
         pytest.param(
@@ -115,8 +115,8 @@ def test_where_all_is_as_wanted_it_says_that(world: World, says: str) -> None:
             "0 of 1",
             [
                 (
-                    '1 of 1 cannot be started: profile "p" failed: It exited; it is tried again after an '
-                    "edit, or once the failed replica failed-5 is stopped"
+                    '1 of 1 replica cannot be started: profile "p" failed: It exited; it is tried again '
+                    "after an edit, or once the failed replica failed-5 is stopped"
                 )
             ],
             id="it has failed and waits for an edit",
@@ -139,6 +139,9 @@ def test_every_profile_says_what_every_node_says() -> None:
     assert found.rooms["small"] == "1 of 3 nodes has room for one more"
     assert found.reasons["p"]["a"] == "lack 2 free sim"
     assert found.rooms["p"] == "1 of 3 nodes has room for one more"
+    assert found.notes == (
+        'nothing runs of profile "small", which comes first: 1 of 3 nodes has room for one more',
+    )
 
 
 def test_a_node_with_room_for_a_part_alone_says_so() -> None:

@@ -107,6 +107,9 @@ class ModelAdmin(VerbAdmin):
         found = [badge(f"{counted.stale} stale", "warn")] if counted.stale else []
         if counted.mild:
             found += [badge(f"{counted.mild} stale"), said("no restart needed")]
+        if hasattr(model, "roll"):
+            word, look = ("roll halted", "bad") if model.roll.halted else ("rolling", "busy")
+            found.append(badge(word, look))
         return format_html_join(" ", "{}", ((part,) for part in found)) or "-"
 
     @admin.display(description="source", ordering=F("source_checked_at").asc(nulls_first=True))
@@ -145,17 +148,17 @@ class ModelAdmin(VerbAdmin):
         if model:
             context["unlawful"] = [sentence(fault.sentence) for fault in spec_of(model).faults_today()]
             context["has_moved_on"] = bool(commits([model]))
-            context["is_rolling"] = hasattr(model, "roll") and not model.roll.halted
-            context["can_roll"] = context["is_rolling"] or bool(tally(model).stale)
+            context["has_roll"] = hasattr(model, "roll")
+            is_rolling = context["has_roll"] and not model.roll.halted
+            context["can_roll"] = bool(tally(model).stale) and not is_rolling
         return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description="state")
     def now(self, model: Model) -> SafeString:
         parts = [sentence(self.scaling(model)), self.stale(model), self.ready(model)]
         if hasattr(model, "roll"):
-            roll = model.roll
-            word = badge("roll halted", "bad") if roll.halted else badge("rolling", "busy")
-            parts += [word, said(roll.halted or f"By {roll.by}{f': {roll.why}' if roll.why else ''}.")]
+            why = f": {model.roll.why}" if model.roll.why else ""
+            parts.append(said(model.roll.halted or f"Rolled by {model.roll.by}{why}."))
         parts.append(said(f"Last asked for: {self.asked(model)}."))
         return format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
 
@@ -277,7 +280,7 @@ class ModelAdmin(VerbAdmin):
             "opts": self.opts,
             "original": model,
             "says": sentence(why.says),
-            "amiss": [sentence(each.rstrip(".")) for each in why.amiss],
+            "amiss": [sentence(each.rstrip(".")) for each in (*why.amiss, *why.notes)],
             "rooms": rooms_shown(why),
         }
         return TemplateResponse(request, "admin/catalog/model/why.html", context)

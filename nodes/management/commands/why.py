@@ -33,7 +33,7 @@ class Command(BaseCommand):
 
     def _tell(self, why: Why) -> None:
         self.stdout.write(f"{shown(why.says, 2_000)}{':' if why.amiss else '.'}")
-        for each in why.amiss:
+        for each in (*why.amiss, *why.notes):
             self.stdout.write(f"  - {shown(each, 2_000).rstrip('.')}.")
         rows = list(why_rows(why))
         if rows:
