@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from catalog.actions import edit_model
 from catalog.hiding import HIDDEN
-from catalog.models import Event
+from catalog.models import Event, Model
 from nodes.models import Node, Orphan, Replica
 from tests.cast import (
     PROFILE,
@@ -153,6 +153,16 @@ def test_the_page_of_a_replica_shows_its_launch_and_hides_secrets(admin: Client)
     assert HIDDEN in html
     assert "abracadabra" not in html
     assert "simsalabim" not in html
+
+
+def test_the_page_of_a_replica_leads_to_its_model_whatever_that_is_called_now(admin: Client) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    Model.objects.filter(pk=model.pk).update(name="renamed")
+    path = f"/admin/nodes/replica/{replica.pk}/change/"
+    assert f'<a href="/admin/catalog/model/{model.pk}/change/">renamed</a>' in page(admin, path)
+    Replica.objects.update(model=None)
+    assert ">tiny</div>" in page(admin, path)
 
 
 def test_a_log_that_cannot_be_read_is_said_and_the_page_shows(admin: Client) -> None:

@@ -20,7 +20,7 @@ from nodes.models import Replica
 
 @admin.register(Event)
 class EventAdmin(VerbAdmin):
-    list_display = ("at", "who", "did", "changed", "because", "door")
+    list_display = ("at", "came", "did", "changed", "because")
     list_filter = ("kind", "verb", "door")
     search_fields = ("subject", "by", "why")
     fieldsets = (
@@ -47,6 +47,10 @@ class EventAdmin(VerbAdmin):
     @admin.display(description="by", ordering="by")
     def who(self, event: Event) -> str:
         return sentence(event.by) or "llmgw"
+
+    @admin.display(description="by", ordering="by")
+    def came(self, event: Event) -> SafeString:
+        return format_html("{}{}", self.who(event), said(event.door))
 
     @admin.display(description="did", ordering="subject")
     def did(self, event: Event) -> str:

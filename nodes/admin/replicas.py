@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -69,7 +70,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
     fieldsets = (
         (
             None,
-            {"fields": ("state_shown", "reason_shown", "wanted_shown", "where", "gpus", "engine_load")},
+            {"fields": ("of", "state_shown", "reason_shown", "wanted_shown", "where", "gpus", "engine_load")},
         ),
         ("Differs from the catalog", {"fields": ("stale_shown", "stale_why", "profile_differences")}),
         (
@@ -85,6 +86,13 @@ class ReplicaAdmin(ReadOnlyAdmin):
     @admin.display(description="replica", ordering="model__name")
     def replica(self, replica: Replica) -> str:
         return sentence(str(replica))
+
+    @admin.display(description="model")
+    def of(self, replica: Replica) -> SafeString | str:
+        if replica.model is None:
+            return sentence(replica.model_name)
+        address = reverse("admin:catalog_model_change", args=[replica.model.pk])
+        return format_html('<a href="{}">{}</a>', address, sentence(replica.model.name))
 
     @admin.display(description="state", ordering="state")
     def state_shown(self, replica: Replica) -> SafeString:
