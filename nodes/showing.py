@@ -190,6 +190,13 @@ class Tally:
     mild: int = 0
 
 
+def replicas_to_show(model: Model) -> QuerySet[Replica]:
+    """Of the model: what is not over, and what failed as it would be started again, unless dealt with."""
+    failed = Q(state=Replica.State.FAILED, wanted=Replica.Wanted.RUN)
+    as_it_is_now = Q(fingerprint__in=model.profiles.values("fingerprint"))
+    return replicas().filter(~Q(state__in=Replica.OVER) | failed & as_it_is_now, model=model)
+
+
 def models_with_replicas() -> QuerySet[Model]:
     """All models, with their replicas that are not over, what could not be placed, and their rolls. Five
     queries."""

@@ -12,6 +12,7 @@ from django.test import Client
 
 from catalog.hiding import HIDDEN
 from catalog.models import Event, Model, Profile
+from nodes.models import Replica
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, viola
 from tests.hub_server import COMMIT, Hub, running_hub
 from tests.pages import ADD, MODELS, change, faults_in, form_of, page, text_of
@@ -280,6 +281,18 @@ def test_a_model_that_todays_law_refuses_says_so_and_can_be_scaled(admin: Client
     assert admin.post(change(model), form_of(admin, change(model)) | {"scaling_max": "7"}).status_code == 302
     assert Model.objects.get(pk=model.pk).scaling_max == 7
     assert admin.post(change(model), form_of(admin, change(model)) | {"description": "x"}).status_code == 200
+
+
+def test_the_page_of_a_model_lists_what_failed_until_it_is_dealt_with_or_edited(admin: Client) -> None:
+    model = a_model()
+    failed = a_replica(model, a_node(), "failed", gpu=None, reason="out of memory")
+    link = f"/admin/nodes/replica/{failed.pk}/change/"
+    assert link in page(admin, change(model))
+    Replica.objects.update(wanted="stop")
+    assert link not in page(admin, change(model))
+    Replica.objects.update(wanted="run")
+    edited(model, tp=2)
+    assert link not in page(admin, change(model))
 
 
 def test_the_page_of_a_model_lists_its_replicas_and_the_finding(admin: Client) -> None:

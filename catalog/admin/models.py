@@ -37,10 +37,10 @@ from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.reading import CatalogError
 from catalog.typed import scaling_words, span_words
 from nodes.agents import ask_paths
-from nodes.models import Demand, Replica
+from nodes.models import Demand
 from nodes.outlook import why_of
 from nodes.pieces import replica_badge, rooms_shown, stale_badge
-from nodes.showing import models_with_replicas, replicas, spec_of, staleness_of, tally
+from nodes.showing import models_with_replicas, replicas_to_show, spec_of, staleness_of, tally
 from nodes.tasks import wake
 
 _SOURCE_BADGES = {
@@ -173,7 +173,7 @@ class ModelAdmin(VerbAdmin):
                 format_html("{}{}", stale_badge(row), said(staleness_of(row).sentence)),
                 row.reason,
             )
-            for row in replicas().filter(model=model).exclude(state__in=Replica.OVER)
+            for row in replicas_to_show(model)
         ]
         return table(("replica", "state", "for", "node", "differs", "reason"), rows) if rows else "none"
 
