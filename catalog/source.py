@@ -186,6 +186,13 @@ def judge_offline(model: ModelSpec, source: HubSource) -> Finding:
     return Finding("warn", "offline", f"{about(model, source)} {says}", {"unanswered": why})
 
 
+def judge_unasked(model: ModelSpec, source: HubSource) -> Finding:
+    """Of many models' sources, where the hub did not answer for one: nobody waits for the others."""
+    why = "the hub did not answer for another model just now"
+    says = f"was not asked about, as {why}; repeat this once the hub answers"
+    return Finding("refuse", "unasked", f"{about(model, source)} {says}", {"unanswered": why})
+
+
 def still_says(last: str, finding: Finding) -> str:
     """The last sentence on a source, where asking again brought no answer."""
     return f"{last}; it could not be asked again since: {finding.facts['unanswered']}"

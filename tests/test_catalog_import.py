@@ -32,6 +32,7 @@ from catalog.spec import Catalog, ModelSpec
 from tests.bench.catalog import LISTS, cost_of_look
 from tests.bench.catalog import main as bench_main
 from tests.cast import a_model, a_node, a_replica, alice, model_form, nobody_is_asked
+from tests.hub_server import Reply, running_hub
 from tests.test_catalog_spec import ACCEPTED
 
 pytestmark = pytest.mark.django_db
@@ -512,6 +513,27 @@ def test_every_refused_source_is_told_at_once_and_nothing_is_saved() -> None:
     says = 'model "lost-1": source "/models/lost-1" is not on the node gpu-01'
     assert no.value.placed[0].fault.sentence.startswith(says)
     assert not Model.objects.exists()
+
+
+def test_a_hub_that_is_silent_is_not_waited_for_again_and_again(settings: Any) -> None:
+    settings.LLMGW_HUB_TIMEOUT_S = 0.5
+    with running_hub() as hub:
+        settings.LLMGW_HUB_ENDPOINT = hub.url
+        for number in range(100):
+            path = f"/api/models/org/m{number}"
+            hub.replies[path] = Reply(drip=lambda _: hub.is_closing.wait(20))
+        names = [f"m{number}" for number in range(100)]
+        forms = [real(name, source=f"org/{name}") for name in names]
+        with pytest.raises(SourcesRefused) as no:
+            imported(*forms, real("lost"), real("found"), ask_paths=on_gpu_01)
+        assert len(hub.asked) <= 16
+    told = {fault.model: (fault.code, fault.sentence) for fault in no.value.faults}
+    assert list(told) == [*names, "lost"]
+    assert {code for code, _ in told.values()} == {"unreachable", "unasked", "path_missing"}
+    assert told["m99"][1] == (
+        'model "m99": source "org/m99" was not asked about, as the hub did not answer for another model just'
+        " now; repeat this once the hub answers"
+    )
 
 
 def test_a_check_is_skipped_only_for_a_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from catalog.models import Event, Model
 from catalog.names import warnings_of_circle
 from catalog.reading import CatalogError, Fault, storable
 from catalog.rows import Writing, whole_models, write_models
-from catalog.source import Finding
+from catalog.source import Answer, Finding, HubSource, judge_text, judge_unasked
 from catalog.spec import ModelSpec
 
 CHECKS_AT_ONCE = 8
@@ -137,17 +138,25 @@ def _imported(plan: Import, stored: Sequence[Model], findings: Mapping[str, Find
 
 
 def _findings(plan: Import, by: str, why: str, ask_paths: AskPaths, *, skip: bool) -> dict[str, Finding]:
-    """By model, of those whose source is to be asked about. Raises SourcesRefused with all refusals."""
+    """By model, of those whose source is to be asked about. Raises SourcesRefused with all refusals. A hub
+    that does not answer is not waited for again and again."""
     edited = [edit.now for edit in plan.changed if reads_otherwise(edit.was, edit.now)]
     models = [*plan.added, *edited]
     for model in models[:1]:
         if faults := faults_of_skipping(model.name, why, skip=skip):
             raise ImportRefused([PlacedFault(fault, plan.number_of[model.name]) for fault in faults])
 
+    is_silent = threading.Event()
+
     def check(model: ModelSpec) -> Finding:
+        target = judge_text(model)
+        if is_silent.is_set() and isinstance(target, HubSource):
+            return judge_unasked(model, target)
         try:
             return checked(model, by, ask_paths, skip=skip)
         except SourceRefused as no:
+            if no.finding.code == Answer.UNREACHABLE:
+                is_silent.set()
             return no.finding
         finally:
             connections.close_all()  # this thread's own, if asking opened one
