@@ -60,7 +60,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     re_path("^api/?$", what_rest_serves),
     re_path("^api/schema/?$", show_schema, name="schema"),
-    re_path("^api/docs/?$", admin.site.admin_view(show_docs)),
+    re_path("^api/docs/?$", admin.site.admin_view(show_docs), name="docs"),
     path("api/", include(catalog_router.urls)),
     path("api/", include(nodes_urls)),
     path("api/<path:rest>", no_such_address),

@@ -17,7 +17,7 @@ from catalog.schema import models
 from catalog.schema.fields import DURATION
 from catalog.spec import ModelSpec
 from llmgw.docs import schema
-from tests.cast import PROFILE, alice, model_form
+from tests.cast import PROFILE, alice, model_form, viola
 from tests.rest_client import Api
 
 MODEL = schema()["components"]["schemas"]["ModelRequest"]["properties"]
@@ -118,6 +118,13 @@ def page(client: Client) -> str:
     answer = client.get("/api/docs/")
     assert answer.status_code == 200
     return answer.content.decode()
+
+
+@pytest.mark.django_db
+def test_every_page_of_the_admin_leads_to_it(client: Client) -> None:
+    client.force_login(viola())
+    for path in ("/admin/", "/admin/catalog/model/"):
+        assert b'<a href="/api/docs">REST</a>' in client.get(path).content
 
 
 @pytest.mark.django_db
