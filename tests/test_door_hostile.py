@@ -56,7 +56,13 @@ def test_a_list_that_is_asked_for_the_impossible_shows(admin: Client, query: str
 def test_a_row_whose_id_is_none_is_not_there(admin: Client) -> None:
     for path in (f"catalog/key/{NUL}/change/", f"catalog/model/{HUGE}/change/", "nodes/replica/x/change/"):
         assert admin.get(f"/admin/{path}").status_code == 302  # to the first page, with a message
-    for path in (f"catalog/key/{NUL}/history/", f"catalog/model/{HUGE}/history/", "nodes/replica/x/history/"):
+    for path in (
+        f"catalog/key/{NUL}/history/",
+        f"catalog/model/{HUGE}/history/",
+        "nodes/replica/x/history/",
+        f"catalog/model/{HUGE}/why/",
+        f"catalog/model/{NUL}/why/",
+    ):
         assert admin.get(f"/admin/{path}").status_code == 404
 
 
@@ -109,6 +115,10 @@ def test_a_reason_with_a_nul_is_kept_without_it(admin: Client) -> None:
         ("model_add", "m", "--source", NOT_UTF8, "--engine", "sim", "--gpu-class", "sim"),
         ("node_cordon", NOT_UTF8),
         ("node_uncordon", NOT_UTF8),
+        ("node_drain", NOT_UTF8),
+        ("replica_stop", NOT_UTF8),
+        ("roll", NOT_UTF8),
+        ("why", NOT_UTF8),
         ("node_add", NOT_UTF8, "--address", "http://a:1", "--write", "never-written.json"),
         ("key_create", "laptop", "--user", NOT_UTF8),
         ("key_create", NOT_UTF8, "--user", "alice"),
