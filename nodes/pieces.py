@@ -70,7 +70,7 @@ def kept_free_badge(node: Node) -> SafeString:
     if node.is_draining:
         left = len(running_on(node))
         return badge(f"draining, {left} left" if left else "drained", "warn")
-    return badge("cordoned", "warn") if node.is_cordoned else SafeString()
+    return badge("cordoned", "warn") if node.is_cordoned else SafeString("")
 
 
 def gpu_badge(use: GpuUse) -> SafeString:
