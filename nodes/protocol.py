@@ -200,17 +200,28 @@ T = TypeVar("T")
 def to_json(message: Any) -> dict[str, Any]:
     """The message as plain JSON. What is unknown or empty stays out, unless its reader insists on it."""
     return {
-        item.name: plain
-        for item in dataclasses.fields(message)
-        if (plain := _plain(getattr(message, item.name))) not in (None, "", [], {}) or _is_required(item)
+        name: plain
+        for name, is_required in _fields(typing.cast(Any, type(message)))
+        if (plain := _plain(getattr(message, name))) not in (None, "", [], {}) or is_required
     }
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """Each with whether a reader insists on it. Kept, as a node's report is made every other second."""
+    return tuple((item.name, _is_required(item)) for item in dataclasses.fields(kind))
 
 
 def _is_required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
 
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
 def _plain(value: Any) -> Any:
+    if type(value) in _ATOMS:
+        return value
     if dataclasses.is_dataclass(value):
         return to_json(value)
     if isinstance(value, Mapping):

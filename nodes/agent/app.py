@@ -194,7 +194,7 @@ class Agent:
 
     async def _report(self) -> StateReport:
         host = self._host
-        groups = {rank.pid for rank in self.ranks.reports() if rank.pid is not None}
+        groups = self.ranks.groups()
 
         def look() -> StateReport:
             """In a thread: engines are watched here meanwhile."""

@@ -52,6 +52,11 @@ class Ranks:
         known = [rank.report() for _, rank in sorted(self._ranks.items())]
         return known + [_stray_report(seen) for _, seen in sorted(self._strays.items())]
 
+    def groups(self) -> set[int]:
+        """The process groups of engines, by which a driver's processes are told from others'."""
+        running = [rank.record for rank in self._ranks.values() if not rank.record.is_over]
+        return {record.pid for record in running if record.pid is not None}
+
     def follower(self, replica: str, attempt: int | None) -> tuple[int, Follower] | None:
         """Of this attempt's log or, by default, of the last one's; None where no engine has written it."""
         logs = self.host.state.logs(replica)
