@@ -14,7 +14,7 @@ from catalog.names import Neighbours, declared_twice, faults_among, faults_of_re
 from catalog.reading import FAULTS_LIMIT, CatalogError, Fault, too_many
 from catalog.spec import ModelSpec
 
-FEW = 3  # models that may always go without a second word
+FEW = 3  # models that may go without a second word, if others are there afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,10 @@ class Import:
     def sweeps(self) -> Fault | None:
         """Whether it takes away so much that somebody may have mistaken a part for the whole."""
         removed = len(self.removed)
-        before = removed + len(self.changed) + len(self.kept) + self.unchanged
-        if removed <= FEW or removed * 3 <= before:
+        stay = len(self.changed) + len(self.kept) + self.unchanged
+        before = removed + stay
+        empties = not (stay or self.added)  # a file without models was written by an empty catalog
+        if removed * 3 <= before or (removed <= FEW and not empties):
             return None
         sentence = (
             f"{removed} of {before} models would be removed, which is more than a third; check that"

@@ -443,8 +443,15 @@ def test_few_models_or_a_small_part_go_at_once() -> None:
     imported(*[form(f"m{number}") for number in range(12)])
     assert len(imported(*[form(f"m{number}") for number in range(8)], prune=True).removed) == 4
     Model.objects.filter(name__in=["m0", "m1", "m2", "m3", "m4"]).delete()
-    assert len(imported(prune=True).removed) == 3
-    assert not Model.objects.exists()
+    assert len(imported(form("other"), prune=True).removed) == 3
+
+
+def test_the_last_one_goes_only_with_a_second_word() -> None:
+    imported(form("m"))
+    with pytest.raises(CatalogError, match="^1 of 1 models would be removed"):
+        imported(prune=True)
+    assert imported(prune=True, is_sure=True).removed == ("m",)
+    assert not imported(prune=True).changes_anything
 
 
 # --- sources --------------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ class Command(BaseCommand):
         parser.add_argument("file", help="YAML or JSON, as catalog_export prints it; - is standard input")
         parser.add_argument("--dry-run", action="store_true", help="print the difference, and change nothing")
         parser.add_argument("--prune", action="store_true", help="remove models that the file does not name")
-        parser.add_argument("--yes", action="store_true", help="remove even more than a third of the catalog")
+        parser.add_argument(
+            "--yes", action="store_true", help="remove even more than a third of the catalog, or all"
+        )
         parser.add_argument(
             "--skip-source-check",
             action="store_true",
