@@ -254,8 +254,8 @@ LINES = {
     "a core that says what ended it": (
         "vllm",
         (
-            "(Worker pid=4239) ERROR 11-30 11:04:44 [multiproc_executor.py:1063] RuntimeError: Unsupported CPU "
-            "attention configuration\n"
+            "(Worker pid=4239) ERROR 11-30 11:04:44 [multiproc_executor.py:1063] RuntimeError: Unsupported "
+            "CPU attention configuration\n"
             "(APIServer pid=2960) ERROR 11-30 11:04:44 [async_llm.py:906] "
             "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
         ),
