@@ -147,10 +147,30 @@ def host_memory_mib() -> tuple[int | None, int | None]:
     return told.get("MemTotal"), told.get("MemAvailable")
 
 
-def oom_kills() -> int | None:
-    """How many processes the kernel has ended for want of memory since the node booted."""
+CGROUPS = Path("/sys/fs/cgroup")
+OF_ALL = Path("/proc/vmstat")
+
+
+def oom_counter(pid: int) -> Path:
+    """Where the kernel counts whom of a process's cgroup it has ended for want of memory; of the whole node
+    where it counts that alone."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return OF_ALL
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        counter = CGROUPS / path.lstrip("/") / "memory.events"
+        if "memory" in controllers.split(","):
+            counter = CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+        if counter.exists():
+            return counter
+    return OF_ALL
+
+
+def oom_kills(counter: Path) -> int | None:
+    try:
+        found = re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) if found else None

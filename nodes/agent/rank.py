@@ -21,7 +21,7 @@ from nodes.agent.clock import boot_id, now_s
 from nodes.agent.failures import Failed, cause_of_end, with_end
 from nodes.agent.gpus import unreturned
 from nodes.agent.host import Host
-from nodes.agent.inventory import oom_kills
+from nodes.agent.inventory import OF_ALL, oom_counter, oom_kills
 from nodes.agent.launching import engine_of, mark_of, prepare
 from nodes.agent.logs import bound_log, read_words
 from nodes.agent.probes import Load, Probe
@@ -64,7 +64,7 @@ class Rank:
         self._note = ""  # what is in the way just now; not worth a write
         self._watch: Watch | None = None
         self._fetched: tuple[int, int] | None = None
-        self._oom_kills = oom_kills()
+        self._oom_counter, self._oom_kills = OF_ALL, oom_kills(OF_ALL)
         self._is_saved = True
 
     @property
@@ -242,6 +242,7 @@ class Rank:
             sentence = f"{title} cannot be run ({error.strerror}); check it on the node."
             raise Failed(Cause("engine_broken", sentence, NODE)) from None
         self._set(pid=self._process.pid, started=self._process.started)
+        self._count_oom_kills()
 
     async def _wait_until_ready(self) -> None:
         watch = self._watch_of_process()
@@ -267,7 +268,7 @@ class Rank:
         async def look_after() -> None:
             if not self._is_saved:
                 self.save()
-            self._oom_kills = oom_kills()
+            self._count_oom_kills()
             await asyncio.to_thread(bound_log, self._log_path())
 
         sentence = await self._watch_of_process().until_stuck(
@@ -284,7 +285,7 @@ class Rank:
         """Its process ended while it was wanted. It has failed once nothing of it is left."""
         process = self._process
         assert process is not None
-        now = oom_kills()
+        now = oom_kills(self._oom_counter)
         is_short_of_memory = now is not None and self._oom_kills is not None and now > self._oom_kills
         if process.has_remains:
             self._set(state=DRAINING, reason="Its engine ended; what it left behind is being stopped.")
@@ -330,6 +331,12 @@ class Rank:
             self._tell(f"its processes are gone, and {held}")
             await asyncio.sleep(GPU_POLL_S)
         self._process = self._watch = None
+
+    def _count_oom_kills(self) -> None:
+        """While it runs, as later nobody can tell which cgroup it was in."""
+        if self._process is not None:
+            self._oom_counter = oom_counter(self._process.pid)
+            self._oom_kills = oom_kills(self._oom_counter)
 
     def _unreturned(self) -> str:
         before = self.record.gpu_used_mib
