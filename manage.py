@@ -23,6 +23,8 @@ def main() -> None:
         if "--traceback" in sys.argv or problem.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         _leave_stdout()
+        if problem.errno == errno.EPIPE:  # whoever reads, as `head` does, has enough
+            sys.exit(1)
         sys.exit(f"Not all could be written: {problem.strerror}. Look what was done before you repeat it.")
 
 

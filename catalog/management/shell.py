@@ -123,6 +123,6 @@ def refusals() -> Iterator[None]:
             "An argument holds bytes that are not UTF-8, and so names nothing; type it again."
         ) from None
     except DatabaseError as problem:
-        hint = "Is it the right one, and is it up to date (manage.py migrate)?"
+        hint = "Is it the right one, with room on its disk, and up to date (manage.py migrate)?"
         said = shown(str(problem).partition("\n")[0], 500)  # PostgreSQL goes on with the whole statement
         raise CommandError(f"The database said no: {said}. {hint}") from None
