@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from catalog.reading import CatalogError, Fault, quote
-from catalog.secrets import name_in
+from catalog.secrets import holds_secret, name_in
 from catalog.spec import ModelSpec
 
 HIDDEN = "(hidden)"
@@ -21,14 +21,13 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[^a-z])(api_?key|auth|credentials?|key|pass|passphrase|passwd|password|pwd|secret|token)"
     r"($|[^a-z])"
 )
-_SECRET_VALUE = re.compile(r"(hf_|sk-|llmgw_)[0-9A-Za-z_-]{16}|://[^/@\s]*:[^/@\s]+@|-----BEGIN ")
 
 
 def looks_secret(name: str, value: str) -> bool:
     """A reference to a secret is none: it is there to be read."""
     if not value or name_in(value):
         return False
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    return bool(_SECRET_NAME.search(name) or holds_secret(value))
 
 
 def hide(env: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:

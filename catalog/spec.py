@@ -15,7 +15,7 @@ from catalog.durations import MINUTE, format_duration
 from catalog.names import Neighbours, declared_twice, faults_among
 from catalog.owned import owner_of
 from catalog.reading import CatalogError, Fault, Reader, quote
-from catalog.secrets import HOW_TO_REFER, is_reference, name_in
+from catalog.secrets import HOW_TO_REFER, holds_secret, is_reference, name_in
 
 T = TypeVar("T")
 
@@ -400,7 +400,10 @@ def _judge_profile(
         _judge_gpus(profile, reader)
     for argument in profile.args:
         owner = owner_of(argument, profile.engine)
-        if owner:
+        if holds_secret(argument):  # and so is not repeated
+            says = "an argument looks like a secret, and everybody reads a command line; put it into env,"
+            reader.refuse("args", "secret", f"{says} and {HOW_TO_REFER}")
+        elif owner:
             reader.refuse(
                 "args", "owned", f"argument {quote(argument)} is set by llmgw ({owner}); leave it out"
             )

@@ -354,6 +354,21 @@ def test_an_argument_is_owned(engine: str, argument: str, is_owned: bool) -> Non
     assert bool(owner_of(argument, engine)) is is_owned
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "hf_" + "s" * 34,
+        "--api-key=sk-" + "s" * 40,
+        "--url=https://user:ssssssss@mirror/x",
+        "llmgw_abcdefgh_" + "s" * 38,
+    ],
+)
+def test_a_secret_among_the_arguments_is_refused_and_not_repeated(argument: str) -> None:
+    told = first_fault(model(profiles=[profile(args=["--x", argument])]))
+    assert told.startswith('model "m" profile "gpu": an argument looks like a secret')
+    assert "ssss" not in told
+
+
 # --- durations ------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,12 @@ BAD = [
     pytest.param(form(profile={"tp": "two"}), "tp must be a whole number", id="TP that is no number"),
     pytest.param(form(profile={"gpu_class": ""}), "gpu_class is required", id="no GPU class"),
     pytest.param(form(profile={"args": ["--port", "80"]}), 'argument "--port"', id="an argument of llmgw's"),
+    pytest.param(
+        form(profile={"args": ["--hub-token", "hf_" + "a" * 34]}),
+        'profile "default": an argument looks like a secret, and everybody reads a command line; put it into'
+        " env, and write secret:NAME",
+        id="a secret in the command line",
+    ),
     pytest.param(form(profile={"weight": 2_000}), "weight is above 1000", id="a weight out of range"),
     pytest.param(form(profile={"startup_timeout": "soon"}), "must be a duration", id="no duration"),
     pytest.param(form("taken"), 'model "taken" is in the catalog already', id="a name that is taken"),
