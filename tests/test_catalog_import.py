@@ -448,7 +448,7 @@ def test_few_models_or_a_small_part_go_at_once() -> None:
 
 def test_the_last_one_goes_only_with_a_second_word() -> None:
     imported(form("m"))
-    with pytest.raises(CatalogError, match="^1 of 1 models would be removed"):
+    with pytest.raises(CatalogError, match=r"^1 of 1 models would be removed"):
         imported(prune=True)
     assert imported(prune=True, is_sure=True).removed == ("m",)
     assert not imported(prune=True).changes_anything
