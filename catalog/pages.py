@@ -47,6 +47,16 @@ class VerbAdmin(ModelAdmin):
             row.sees_env = request.user.has_perm(SEE_ENV)
         return row
 
+    def is_gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """For a page of a row that is not there: as the page of the row itself. Somebody has removed it
+        meanwhile, perhaps by a second click on the same button. Whoever may see no row learns of none."""
+        if not self.has_view_or_change_permission(request):
+            raise Http404
+        answer: HttpResponse = self._get_obj_does_not_exist_redirect(  # type: ignore[attr-defined]
+            request, self.opts, unquote(object_id)
+        )
+        return answer
+
     # --- the history
 
     def subject_of(self, row: Any) -> tuple[str, str, str]:
@@ -55,7 +65,9 @@ class VerbAdmin(ModelAdmin):
 
     def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         row = self.get_object(request, unquote(object_id))
-        if row is None or not self.has_view_or_change_permission(request, row):
+        if row is None:
+            return self.is_gone(request, object_id)
+        if not self.has_view_or_change_permission(request, row):
             raise Http404
         if not request.user.has_perm("catalog.view_event"):
             raise PermissionDenied

@@ -399,3 +399,17 @@ def test_events_are_read_only(admin: Client) -> None:
     assert admin.post(f"/admin/catalog/event/{event.pk}/change/", {"why": "other"}).status_code == 403
     assert admin.post(f"/admin/catalog/event/{event.pk}/delete/", {"post": "yes"}).status_code == 403
     assert admin.get("/admin/catalog/event/add/").status_code == 403
+
+
+@pytest.mark.parametrize("what", ["change", "delete", "check", "history", "why"])
+def test_a_button_on_the_page_of_what_is_gone_leads_to_a_word_about_it(admin: Client, what: str) -> None:
+    """As a second click on it does, too."""
+    model = a_model()
+    path = f"/admin/catalog/model/{model.pk}/{what}/"
+    sent = {"_selected_action": [str(model.pk)], "action": "remove", "confirmed": "yes"}
+    Model.objects.all().delete()
+    answer = (
+        admin.get(path, follow=True) if what in ("history", "why") else admin.post(path, sent, follow=True)
+    )
+    assert answer.status_code == 200
+    assert "exist. Perhaps it was deleted?" in text_of(answer.content.decode())

@@ -191,7 +191,7 @@ def test_the_page_of_why_tells_what_is_amiss_and_what_nodes_say(admin: Client) -
     assert "default 2 lack 1 free sim gpu-01, gpu-03 default 1 cordoned gpu-02" in told
     a_node("gpu-04")
     assert '<span class="badge good">has room</span>' in page(admin, path)
-    assert admin.get("/admin/catalog/model/999/why/").status_code == 404
+    assert admin.get("/admin/catalog/model/999/why/").status_code == 302
     assert admin.post(path).status_code == 405
 
 

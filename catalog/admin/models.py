@@ -271,7 +271,9 @@ class ModelAdmin(VerbAdmin):
     def why_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Why the model does not run where or as wanted."""
         model = self.get_object(request, unquote(object_id))
-        if model is None or not self.has_view_or_change_permission(request, model):
+        if model is None:
+            return self.is_gone(request, object_id)
+        if not self.has_view_or_change_permission(request, model):
             raise Http404
         why = why_of(model.name)
         context = {
@@ -289,7 +291,7 @@ class ModelAdmin(VerbAdmin):
         """ "Check now": asks, and comes back to the page with what was found."""
         model = self.get_object(request, unquote(object_id))
         if model is None:
-            raise Http404
+            return self.is_gone(request, object_id)
         if not self.has_change_permission(request, model):
             raise PermissionDenied
         try:
@@ -310,7 +312,7 @@ class ModelAdmin(VerbAdmin):
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         model = self.get_object(request, unquote(object_id))
         if model is None:
-            raise Http404
+            return self.is_gone(request, object_id)
         return remove(self, request, models_with_replicas().filter(pk=model.pk))
 
 
