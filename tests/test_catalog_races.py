@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test import Client
 
 from catalog.actions import add_model, edit_model, remove_model
@@ -351,3 +351,16 @@ def test_a_hub_that_hangs_holds_up_nobody_else(settings: Any, door: str) -> None
             answer.set()
     assert "could not ask the hub" in said.refusals[0]
     assert [row.name for row in Model.objects.all()] == [BASE, "quick"]
+
+
+def test_nobody_who_waits_for_a_hub_holds_a_connection(settings: Any) -> None:
+    """A hundred who wait would take all that PostgreSQL has."""
+    mine = connections["default"]
+    add(model(BASE), alone)
+    assert mine.connection is not None
+    held: list[bool] = []
+    with running_hub() as hub:
+        settings.LLMGW_HUB_ENDPOINT = hub.url
+        hub.replies["/api/models/org/m"] = Reply(drip=lambda wire: held.append(mine.connection is not None))
+        DOORS["POST"](clients(1)[0], form("m", source="org/m"))
+    assert held == [False]

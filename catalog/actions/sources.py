@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
+from django.db import connection
 from django.db.models.functions import Now
 
 from catalog import hub
@@ -66,6 +67,9 @@ def check_source(spec: ModelSpec, *, ask_paths: AskPaths, fresh: bool = False, p
 
 
 def _ask_hub(source: HubSource, *, fresh: bool) -> HubFacts:
+    if not connection.in_atomic_block:
+        # A hub may take its time, and PostgreSQL has a hundred connections for everybody: none waits with us.
+        connection.close()
     return hub.ask(
         source,
         endpoint=settings.LLMGW_HUB_ENDPOINT,
