@@ -18,7 +18,7 @@ up: .venv/ready
 DIVIDED := --numprocesses auto --maxprocesses 4 --dist loadfile
 test: lint
 	$(BIN)/python -m pytest $(DIVIDED)
-	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "django_db or lasting_database"
+	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not one_database"
 
 # A hundred thousand steps and a hundred kills, other ones each time; the seed is printed, and has a history that
 # failed again.

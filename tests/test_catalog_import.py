@@ -87,6 +87,7 @@ def exported(tmp_path: Path) -> Any:
 # --- there and back -------------------------------------------------------------------------------
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("vector", ACCEPTED)
 def test_what_is_exported_and_imported_is_what_was(
@@ -807,6 +808,7 @@ def test_what_a_list_asks_of_the_database_does_not_grow_with_models(address: str
     assert counts[0] == counts[1] == counts[2] > 0
 
 
+@pytest.mark.one_database
 def test_the_bench_runs(capfd: Any) -> None:
     bench_main(["--json", "--models", "12", "--database", "sqlite"])
     told = json.loads(capfd.readouterr().out)

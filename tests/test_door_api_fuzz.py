@@ -116,6 +116,7 @@ WRITES = [
 ]
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("method", "path", "shape"), [pytest.param(*each, id=" ".join(each[:2])) for each in WRITES]

@@ -180,6 +180,7 @@ def base() -> None:
     a_model(BASE, scaling={"max": 2})
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(("model", "says"), BAD)
 def test_every_door_says_the_same_and_saves_nothing(
     world: Hub, base: None, client: Client, model: dict[str, Any], says: str, request: pytest.FixtureRequest
@@ -255,6 +256,7 @@ JSON_BAD = [
 ]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(("model", "says"), JSON_BAD)
 def test_every_door_of_json_says_the_same_of_a_wrong_type(
     base: None, client: Client, model: dict[str, Any], says: str
