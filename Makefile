@@ -15,7 +15,8 @@ help:
 up: .venv/ready
 	@exec $(BIN)/python manage.py up --port $(PORT)
 
-DIVIDED := --numprocesses auto --maxprocesses 4 --dist loadfile
+# Three on two cores: what waits for processes, databases and time-outs leaves room for a third.
+DIVIDED := --numprocesses 3 --dist loadfile
 test: lint
 	$(BIN)/python -m pytest $(DIVIDED)
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not one_database"
