@@ -80,17 +80,47 @@ class Refused(Exception):
         return headers
 
 
+# --- what was set -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a key, or all who ask a model, may use. 0 is no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a model's requests wait: for a replica to be there, for its engine to take the connection, for
+    the first byte of an answer, and for each further one. None is what the gateway is set to."""
+
+    hold_s: float | None = None
+    connect_s: float | None = None
+    first_byte_s: float | None = None
+    idle_s: float | None = None
+
+
 # --- the key ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """A key as the table holds it. Moments are seconds of the database's clock; None is never."""
+    """A key as the table holds it. Moments are seconds of the database's clock; None is never.
+
+    `models` are the ids of those it opens, None where it opens all. Keys of one `cache_scope` may share what
+    engines have cached of a prompt.
+    """
 
     id: str
     digest: str
     expires_at_s: float | None = None
     is_revoked: bool = False
+    models: frozenset[int] | None = None
+    limits: Limits = Limits()
+    cache_scope: str = ""
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -282,7 +312,9 @@ def check_body(peek: Peek) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model as the table holds it. `revision` is the one that last changed it."""
+    """A model as the table holds it. `revision` is the one that last changed it. `routing_profile` and
+    `over_max_output` are empty where nobody chose; `fallbacks` are names as typed, in order; `engines` are
+    those of its profiles, each once."""
 
     id: int
     name: str
@@ -297,6 +329,12 @@ class ModelEntry:
     is_off: bool = False
     is_on_demand: bool = False
     created_s: int = 0
+    routing_profile: str = ""
+    fallbacks: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    over_max_output: str = ""
+    engines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 class Target:
     """A replica that may be sent requests. `served_name` is the name it was launched under, the only one
     its engine is known to answer to; `origin` is `http://host:port` of its rank 0; `key` is the replica's
-    own."""
+    own. `context_length` is what the running engine says a request may use, else what it was launched with; 0
+    where neither is known."""
 
     replica: str
     served_name: str
     origin: str
     key: str
     weight: float = 1.0
+    engine: str = ""
+    context_length: int = 0
 
     def __repr__(self) -> str:
         return f"Target({self.replica!r}, {self.served_name!r}, {self.origin!r})"
