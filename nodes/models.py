@@ -166,6 +166,9 @@ class Rank(models.Model):
     done_bytes = models.PositiveBigIntegerField(null=True)
     total_bytes = models.PositiveBigIntegerField(null=True)
     meeting = models.CharField(max_length=80, blank=True, help_text="where it waits for the other ranks")
+    context_length = models.PositiveIntegerField(
+        null=True, help_text="tokens that one request may have, by the engine's own word"
+    )
 
     class Meta:
         ordering = ["replica", "rank"]

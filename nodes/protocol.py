@@ -132,6 +132,7 @@ class RankReport:
     running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch. key_id: which of the
     cluster's keys its own was derived from. meeting: HOST:PORT where this rank waits for the others of its
     replica. attempt: the number of its process, by which its log is asked for; attempts: the last that ended.
+    context_length: in tokens, what one request may have, its answer included, by the engine's own word.
     """
 
     replica: str
@@ -156,6 +157,7 @@ class RankReport:
     meeting: str = ""
     attempt: int | None = None
     attempts: Sequence[AttemptReport] = ()
+    context_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ class RankSerializer(shapes.Serializer):
     waiting = _unknown("Requests that wait in the engine; null: unknown.")
     done_bytes = _unknown("Of the weights being fetched; null: none, or unknown.")
     total_bytes = _unknown()
+    context_length = _unknown(
+        "Tokens that one request may have, by the engine's own word; null: not ready yet, or unknown."
+    )
 
 
 class ReplicaSerializer(shapes.Serializer):

@@ -170,6 +170,7 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
                 "waiting": rank.waiting,
                 "done_bytes": rank.done_bytes,
                 "total_bytes": rank.total_bytes,
+                "context_length": rank.context_length,
             }
             for rank in ranks
         ],

@@ -115,7 +115,8 @@ class Standing:
         if said.generation > row.generation:  # this database was restored; the agent has seen more
             self.write(row, generation=said.generation)
         port = _within(said.port, 65_535)
-        if rank.rank == 0 and rank.port != port:
+        context_length = _within(said.context_length)
+        if rank.rank == 0 and (rank.port, rank.context_length) != (port, context_length):
             self.rerouted.add(row.pk)
         exit_code = said.exit_code
         self.said[rank.pk] = said
@@ -132,6 +133,7 @@ class Standing:
             done_bytes=_within(said.done_bytes, BYTES_LIMIT),
             total_bytes=_within(said.total_bytes, BYTES_LIMIT),
             meeting=said.meeting[:MEETING_LIMIT],
+            context_length=context_length,
         )
 
     def end_rank(self, rank: Rank, state: str, reason: str, *, kind: str = "") -> None:

@@ -35,13 +35,14 @@ def edit_record(agent: AgentProcess, replica: str, **changes: Any) -> None:
 
 
 def test_a_killed_agent_is_replaced_in_the_midst_of_a_stream(agent: AgentProcess) -> None:
-    rank = agent.run("--tpot", "20ms")
+    rank = agent.run("--tpot", "20ms", launch={"context_length": 1024})
     stream = Stream(rank["port"], max_tokens=150)
     agent.kill()
     told = time.monotonic()
     agent.start()
     adopted = agent.rank(rank["replica"])
     assert (adopted["state"], adopted["pid"], adopted["port"]) == ("ready", rank["pid"], rank["port"])
+    assert adopted["context_length"] == rank["context_length"] == 1024
     assert adopted["age_s"] > time.monotonic() - told
     wait_until(lambda: agent.rank(rank["replica"]).get("running") == 1, "the running request to be counted")
     assert stream.finish(), stream.error

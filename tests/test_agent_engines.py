@@ -44,7 +44,7 @@ def test_an_engine_serves_the_model_under_its_own_key(
     models = ask(
         f"http://127.0.0.1:{rank['port']}/v1/models", headers={"Authorization": f"Bearer {KEY}"}
     ).json
-    assert models["data"][0]["max_model_len"] == 512
+    assert models["data"][0]["max_model_len"] == rank["context_length"] == 512
     assert str(weights) in rank["command"]
 
 

@@ -48,6 +48,7 @@ def test_it_answers_with_the_catalogs_context_under_its_own_key(
     agent.put(wanted)
     rank = agent.wait_for(wanted["replica"], "ready", timeout_s=60)
     assert (rank["running"], rank["waiting"]) == (0, 0)
+    assert rank["context_length"] == 256
     assert str(model) in agent.state()["weights"]
     version = {
         engine["name"]: engine["version"] for engine in agent.state()["engines"] if "version" in engine

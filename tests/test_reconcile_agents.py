@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
+from catalog.models import Revision
 from nodes.models import Claim, Node, Orphan, Rank, Replica
 from nodes.protocol import FAILED, READY, STARTING, ClusterKey, Launch, RankReport
 from nodes.reconcile import run_pass
@@ -101,6 +102,22 @@ def test_an_etag_may_be_anything(agent_of: Callable[..., FakeAgent], etag: bytes
     assert Node.objects.get().problem == ""
     assert not one_pass().has_changed
     assert len(agent.commands()) == 1
+
+
+def test_the_context_that_an_engine_tells_is_kept_and_routed_by(agent_of: Callable[..., FakeAgent]) -> None:
+    agent = agent_of()
+    add_model()
+    one_pass()
+    one_pass()
+    rank = Rank.objects.get()
+    assert rank.context_length is None
+    for told, kept in ((4096, 4096), (2**40, None), (None, None)):
+        seen = Revision.current()
+        agent.become(rank.replica_id, READY, context_length=told)
+        one_pass()
+        rank.refresh_from_db()
+        has_changed = kept is not None or told == 2**40
+        assert (rank.context_length, Revision.current() > seen) == (kept, has_changed)
 
 
 def test_an_answer_to_a_command_may_be_nonsense(agent_of: Callable[..., FakeAgent]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ QUICK_S = 2.0
 GENERATION_S = 120.0  # the first token of a large model compiles and warms up
 BODY_LIMIT_BYTES = 4 * 1024 * 1024
 WORDS_LIMIT = 200  # characters of an engine's own words
+LONGEST_CONTEXT = 10**9  # tokens; more is a slip of whoever says so
 WRONG_KEY = "llmgw-probe-with-a-wrong-key"
 
 
@@ -117,6 +119,14 @@ class Probe:
             tuple(total_of(text, name) for name in self._adapter.progress),
         )
 
+    async def context_length(self) -> int | None:
+        """What one request may have, in tokens; None where it does not say."""
+        try:
+            answer = await self._ask("GET", self._adapter.context_path)
+        except _Silent:
+            return None
+        return _number_at(answer.body, self._adapter.context_keys) if answer.status == 200 else None
+
     async def _ask(
         self,
         method: str,
@@ -154,6 +164,16 @@ def _names(body: bytes) -> list[str]:
         return [entry["id"] for entry in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
+
+
+def _number_at(body: bytes, keys: Sequence[str | int]) -> int | None:
+    try:
+        found: Any = json.loads(body)
+        for key in keys:
+            found = found[key]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int and 0 < found <= LONGEST_CONTEXT else None
 
 
 def total_of(metrics: str, name: str) -> int | None:

@@ -99,6 +99,7 @@ class Rank:
             meeting=record.meeting,
             attempt=record.attempt or None,
             attempts=record.attempts,
+            context_length=record.context_length,
         )
 
     # --- from outside
@@ -194,7 +195,9 @@ class Rank:
             self._fail(failed.cause)
 
     async def _fetch(self) -> str:
-        self._set(state=FETCHING, reason="", pid=None, started=None, port=None, command=())
+        self._set(
+            state=FETCHING, reason="", pid=None, started=None, port=None, command=(), context_length=None
+        )
         if not engine_of(self.host, self.launch.engine).adapter.needs_weights:
             return ""
 
@@ -225,6 +228,7 @@ class Rank:
                 command=prepared.command.shown,
                 pid=None,
                 started=None,
+                context_length=None,
                 attempt=host.state.next_attempt(self.record),
             )
             host.state.save(self.record)
@@ -254,6 +258,7 @@ class Rank:
             self._set(
                 state=READY,
                 reason="Its part runs; rank 0 tells when all of the replica serves." if is_part else "",
+                context_length=watch.context_length,
             )
             return
         sentence = (

@@ -56,7 +56,8 @@ class Record:
 
     started: the process's start time in clock ticks; with pid and boot it identifies a process. attempt: its
     number, 0 before the first; attempts: those that have ended. meeting: where the ranks of its replica meet.
-    gpu_used_mib: what was held on its cards before it came.
+    gpu_used_mib: what was held on its cards before it came. context_length: of one request, as its engine
+    said.
     """
 
     assignment: Assignment
@@ -76,6 +77,7 @@ class Record:
     attempt: int = 0
     attempts: Sequence[AttemptReport] = ()
     gpu_used_mib: Mapping[str, int] = field(default_factory=dict)
+    context_length: int | None = None
 
     @property
     def id(self) -> str:

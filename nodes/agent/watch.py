@@ -30,13 +30,15 @@ class Ended(Exception):
 class Watch:
     """Of one process. probe: None for a rank without a door, which is as well as its process.
 
-    note: what is worth saying just now. load: what it said last.
+    note: what is worth saying just now. load: what it said last. context_length: of one request, as it said
+    when it became ready.
     """
 
     def __init__(self, process: Process, probe: Probe | None) -> None:
         self._process, self._probe = process, probe
         self.note = ""
         self.load = Load()
+        self.context_length: int | None = None
 
     async def until_ready(self, within_s: float) -> bool:
         """Whether it became ready in that time; `note` says what was in the way. Raises Ended."""
@@ -48,6 +50,7 @@ class Watch:
                     self.note = f"not ready yet: {obstacle}"
                     await self._while_it_runs(asyncio.sleep(READINESS_POLL_S))
                 self.load = await self._while_it_runs(probe.load())
+                self.context_length = await self._while_it_runs(probe.context_length())
         except TimeoutError:
             self.note = self.note or "it did not answer"
             return False

@@ -69,6 +69,7 @@ class Adapter:
     needs_checkout: whether its program imports modules of this checkout.
     running, waiting: the metrics that count its requests, summed over their labels.
     progress: metrics of which one at least changes while it works at a request, its prompt included.
+    context_path, context_keys: where its answer tells how long one request's context may be.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     harmless_args: options that begin like a refused one and are options of their own.
     refused_env: beginnings of environment names that a profile may not set, and why.
@@ -87,6 +88,8 @@ class Adapter:
     running: str = ""
     waiting: str = ""
     progress: tuple[str, ...] = ()
+    context_path: str = "/v1/models"
+    context_keys: tuple[str | int, ...] = ("data", 0, "max_model_len")
     refused_args: Mapping[str, str] = field(default_factory=dict)
     harmless_args: Set[str] = frozenset()
     refused_env: Mapping[str, str] = field(default_factory=dict)

@@ -68,6 +68,8 @@ ADAPTER = Adapter(
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
     progress=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total"),
+    context_path="/props",
+    context_keys=("default_generation_settings", "n_ctx"),  # of a slot, and not of them all
     refused_args={
         "--agent": _RUNS,
         "-ag": _RUNS,
