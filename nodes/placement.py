@@ -65,7 +65,7 @@ class Want:
     """One replica that should run. `profiles` may be tried, in this order of preference.
 
     crowd: replicas of the model, by node. held_on: names of nodes that are known to hold the weights.
-    avoid: by profile name, the nodes where it failed lately for a reason of theirs.
+    avoid: by profile name, the nodes where it failed lately for a reason of theirs, and that reason.
     """
 
     spec: ModelSpec
@@ -73,7 +73,7 @@ class Want:
     source_bytes: int | None = None
     crowd: Mapping[int, int] = field(default_factory=dict)
     held_on: Collection[str] = frozenset()
-    avoid: Mapping[str, Collection[int]] = field(default_factory=dict)
+    avoid: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ def closed(node: Node, profile: ProfileSpec) -> str:
 
 def crowded(want: Want, profile: ProfileSpec, spot: Spot) -> str:
     """Why a node that is open to the profile has no room for it now; "" where it has."""
-    if spot.node.id in want.avoid.get(profile.name, ()):
-        return "where it failed a moment ago"
+    if cause := want.avoid.get(profile.name, {}).get(spot.node.id):
+        return f"where it failed a moment ago ({cause})"
     if len(spot.free(profile.gpu_class)) < profile.gpus_per_node:
         return f"lack {profile.gpus_per_node} free {profile.gpu_class}"
     if profile.min_memory_gb and _is_short_of_memory(spot, _mib(profile.min_memory_gb)):

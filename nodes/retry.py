@@ -8,11 +8,11 @@ anything forgets nothing, and minutes of health reset it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from catalog.reading import quote
+from catalog.reading import quote, shown
 from nodes.protocol import CAPACITY, CONFIGURATION, DISK, NODE, Launch
 
 CRASH_LOOP = 5  # failures in WINDOW, by which time it is called by its name
@@ -21,6 +21,7 @@ WINDOW = timedelta(minutes=10)
 SLOW_WINDOW = timedelta(hours=1)
 FIRST, LONGEST = timedelta(seconds=1), timedelta(seconds=60)
 SLOW_FIRST, SLOW_LONGEST = timedelta(seconds=30), timedelta(minutes=10)
+TOLD_LIMIT = 500  # characters of an agent's sentence within another
 NODE_FIRST, NODE_LONGEST = timedelta(seconds=60), timedelta(minutes=10)
 
 
@@ -39,7 +40,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to try now. retry_at is None where only a person ends the wait; avoid: nodes to pass over.
+    """Whether to try now. retry_at is None where only a person ends the wait; avoid: nodes to pass over, each
+    with what it failed of there.
 
     gives_way: whether profiles that come after it may be tried before it.
     """
@@ -47,7 +49,7 @@ class Verdict:
     may_try: bool = True
     gives_way: bool = False
     retry_at: datetime | None = None
-    avoid: frozenset[int] = frozenset()
+    avoid: Mapping[int, str] = field(default_factory=dict)
     why: str = ""
 
 
@@ -64,7 +66,7 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
             return Verdict(
                 may_try=False,
                 gives_way=True,
-                why=f"profile {quote(profile)} failed: {_told(failure)}; it is tried again after an edit, "
+                why=f"profile {quote(profile)} failed: {told(failure)}; it is tried again after an edit, "
                 f"or once the failed replica {failure.replica[:8]} is stopped",
             )
     slow = [each for each in newest if each.kind in (CAPACITY, DISK) and _is_recent(each, SLOW_WINDOW, now)]
@@ -87,7 +89,29 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
             retry_at=retry_at,
             why=_waiting(profile, cause, wanted, retry_at),
         )
-    return Verdict(gives_way=keeps_failing, avoid=_nodes_to_avoid(newest, now))
+    avoid = _nodes_to_avoid(newest, now)
+    if not avoid:
+        return Verdict(gives_way=keeps_failing)
+    back_at = min(until for until, _ in avoid.values())
+    return Verdict(
+        gives_way=keeps_failing,
+        retry_at=back_at,
+        avoid={node: cause for node, (_, cause) in avoid.items()},
+        why=f"profile {quote(profile)} may be tried where it failed from {back_at:%H:%M:%S} UTC",
+    )
+
+
+def lately(failures: Iterable[Failure], now: Launch, moment: datetime) -> list[Failure]:
+    """Those of the last hour that starting `now` would repeat, the newest first."""
+    return sorted(
+        (
+            each
+            for each in failures
+            if _is_recent(each, SLOW_WINDOW, moment) and is_same_attempt(each.launch, now)
+        ),
+        key=lambda failure: (failure.at, failure.replica),
+        reverse=True,
+    )
 
 
 def _key(launch: Launch) -> tuple[object, ...]:
@@ -109,16 +133,17 @@ def _doubled(first: timedelta, longest: timedelta, times: int) -> timedelta:
     return min(longest, first * (1 << min(times - 1, 20)))
 
 
-def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> frozenset[int]:
+def _nodes_to_avoid(failures: Iterable[Failure], now: datetime) -> dict[int, tuple[datetime, str]]:
+    """Until when, and for what reason. `failures` are the newest first."""
     on_node: dict[int, list[Failure]] = {}
     for failure in failures:
         if failure.kind == NODE and failure.node is not None and _is_recent(failure, SLOW_WINDOW, now):
             on_node.setdefault(failure.node, []).append(failure)
-    return frozenset(
-        node
+    until = {
+        node: failed[0].at + _doubled(NODE_FIRST, NODE_LONGEST, len(failed))
         for node, failed in on_node.items()
-        if failed[0].at + _doubled(NODE_FIRST, NODE_LONGEST, len(failed)) > now
-    )
+    }
+    return {node: (moment, told(on_node[node][0])) for node, moment in sorted(until.items()) if moment > now}
 
 
 def _waiting(profile: str, failures: Sequence[Failure], wanted: int, retry_at: datetime) -> str:
@@ -127,8 +152,9 @@ def _waiting(profile: str, failures: Sequence[Failure], wanted: int, retry_at: d
     if failures[0].kind not in (CAPACITY, DISK) and _rounds(failures, wanted) >= CRASH_LOOP:
         failed = f"is in a crash loop ({count} failures in ten minutes), the last"
     # A moment rather than a countdown: it stays true for as long as it is shown.
-    return f"profile {quote(profile)} {failed}: {_told(failures[0])}; next try at {retry_at:%H:%M:%S} UTC"
+    return f"profile {quote(profile)} {failed}: {told(failures[0])}; next try at {retry_at:%H:%M:%S} UTC"
 
 
-def _told(failure: Failure) -> str:
-    return failure.reason.strip().rstrip(".") or "its agent gives no reason"
+def told(failure: Failure) -> str:
+    """Its agent's sentence, as a part of another."""
+    return shown(failure.reason.strip(), TOLD_LIMIT).rstrip(".") or "its agent gives no reason"

@@ -23,7 +23,8 @@ RESIDENCE = timedelta(minutes=2)  # that a replica has been ready for before it 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The profiles that may be tried now in this order, why others may not, and whom to pass over.
+    """The profiles that may be tried now in this order, why others may not, or not everywhere, and whom to
+    pass over for what reason.
 
     weary: those that keep failing, and so come after the others for a while.
     """
@@ -31,7 +32,7 @@ class Choice:
     profiles: tuple[ProfileSpec, ...]
     waits: tuple[str, ...] = ()
     weary: tuple[str, ...] = ()
-    avoid: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    avoid: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 class Starter:
@@ -91,6 +92,7 @@ class Starter:
             if verdict.may_try:
                 (last if verdict.gives_way else first).append(profile)
                 avoid[profile.name] = verdict.avoid
+                waits += [verdict.why] if verdict.avoid else []
                 continue
             waits.append(verdict.why)
             if not verdict.gives_way:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from catalog.reading import quote
-from nodes import placement, stale
+from nodes import placement, retry, stale
 from nodes.agenda import BLOCKED, DRAIN, EVICT, HELD, LOST, START, STOP, Item
 from nodes.draft import Draft
 from nodes.placement import Reasons
 from nodes.seating import reasons
 from nodes.snapshot import LOST as IS_LOST
-from nodes.snapshot import RUN, Model, Replica, Snapshot
+from nodes.snapshot import RUN, Model, Replica, Snapshot, launch_of
 from nodes.starting import Starter
 
 
@@ -55,14 +55,15 @@ def explain(snapshot: Snapshot, items: tuple[Item, ...], model: Model) -> Why:
     starts = sum(item.bucket == START and not item.replaces for item in mine)
     wanted = max(model.spec.scaling.min, len(running) + missing + starts)
     found = _reasons(snapshot, model, mine)
+    names = {node.id: node.name for node in snapshot.nodes}
     amiss = (
         *_waiting(mine, wanted),
-        *_of_replicas(model, replicas, {node.id: node.name for node in snapshot.nodes}),
+        *_of_replicas(model, replicas, names),
         *_moving(model, mine),
     )
     rooms = {profile: _room(by_node) for profile, by_node in found.items()}
     says = _summary(model, ready, wanted, bool(amiss))
-    notes = tuple(_not_preferred(model, running, rooms))
+    notes = (*_failed(snapshot, model, names, amiss), *_not_preferred(model, running, rooms))
     return Why(name, amiss, says, ready, wanted, rooms, found, notes)
 
 
@@ -106,6 +107,24 @@ def _of_replicas(model: Model, replicas: list[Replica], names: Mapping[int, str]
         )
         if each.wanted == RUN and found.restart_needed:
             yield f"{who} is stale: {found.sentence}"
+
+
+def _failed(
+    snapshot: Snapshot, model: Model, names: Mapping[int, str], amiss: tuple[str, ...]
+) -> Iterator[str]:
+    """What failed before what runs now, where that is not said already."""
+    mine = [failure for owner, failure in snapshot.failures if owner == model.id]
+    for profile in model.spec.profiles if mine else ():
+        failed = retry.lately(mine, launch_of(model, profile), snapshot.now)
+        if not failed or any(retry.told(failed[0]) in each for each in amiss):
+            continue
+        last = failed[0]
+        where = f" on {names[last.node]}" if last.node in names else ""
+        times = "once" if len(failed) == 1 else f"{len(failed)} times"
+        yield (
+            f"profile {quote(profile.name)} failed {times} within the hour, last at {last.at:%H:%M:%S} UTC"
+            f"{where}: {retry.told(last)}"
+        )
 
 
 def _not_preferred(model: Model, running: list[Replica], rooms: Mapping[str, str]) -> Iterator[str]:

@@ -145,9 +145,9 @@ CORDONED = node("c", is_cordoned=True)
             id="out of contact",
         ),
         pytest.param(
-            want(avoid={"p": {97}}),
+            want(avoid={"p": {97: "It has no GPU"}}),
             (node("a"),),
-            "0 of 1 node: 1 where it failed a moment ago",
+            "0 of 1 node: 1 where it failed a moment ago (It has no GPU)",
             id="a node that had trouble with it",
         ),
         pytest.param(

@@ -294,7 +294,12 @@ IDLE = Demand(asked_at=ago(3600))
         ),
         pytest.param(
             World().node("a").model().failed("node", 5),
-            ["blocked m x1: 0 of 1 node: 1 where it failed a moment ago"],
+            [
+                (
+                    "blocked m x1: 0 of 1 node: 1 where it failed a moment ago (It exited); "
+                    'profile "p" may be tried where it failed from 12:00:55 UTC'
+                )
+            ],
             id="a node's own trouble, and no other node",
         ),
         pytest.param(

@@ -130,6 +130,33 @@ def test_each_thing_that_is_amiss_is_a_sentence(world: World, ready: str, amiss:
     assert not found.is_as_wanted
 
 
+@pytest.mark.parametrize(
+    ("world", "notes"),
+    [
+        pytest.param(
+            two_nodes().model().replica("one", gpus="0").failed("transient", 40, 900),
+            ('profile "p" failed 2 times within the hour, last at 11:59:20 UTC on a: It exited',),
+            id="it runs again",
+        ),
+        pytest.param(
+            two_nodes().model().replica("one", state="starting").failed("node", 2, on="b"),
+            ('profile "p" failed once within the hour, last at 11:59:58 UTC on b: It exited',),
+            id="it is being tried elsewhere",
+        ),
+        pytest.param(two_nodes().model().failed("transient", 0.5), (), id="the wait says it already"),
+        pytest.param(two_nodes().model().replica("one").failed("transient", 4000), (), id="long ago"),
+        pytest.param(two_nodes().model().replica("one").failed("transient", -60), (), id="in the future"),
+        pytest.param(
+            two_nodes().model().failed("transient", 5).model(args=["--ttft", "1s"]).replica("one"),
+            (),
+            id="before an edit",
+        ),
+    ],
+)
+def test_what_failed_before_it_is_not_forgotten(world: World, notes: tuple[str, ...]) -> None:
+    assert why(world.snapshot()).notes == notes
+
+
 def test_every_profile_says_what_every_node_says() -> None:
     world = World().node("a", gpus=1).node("b", gpus=2).node("c", is_cordoned=True)
     world.model(tp=2, profiles=[{"name": "small", "tp": 1, "priority": 1}]).replica("one", gpus="0")
