@@ -174,17 +174,17 @@ def without_words(world: Snapshot) -> Snapshot:
 
 
 def alive(snapshot: Snapshot, model: Model) -> list[Replica]:
+    return [each for each in snapshot.replicas if each.model == model.id and not is_lost(snapshot, each)]
+
+
+def is_lost(snapshot: Snapshot, replica: Replica) -> bool:
     lost = {node.id for node in snapshot.nodes if node.freshness is Freshness.LOST}
-    return [
-        replica
-        for replica in snapshot.replicas
-        if replica.model == model.id and not any(rank.node in lost for rank in replica.ranks)
-    ]
+    return any(rank.node in lost for rank in replica.ranks)
 
 
 def is_stand_in(snapshot: Snapshot, replica: Replica) -> bool:
-    """Whether it will take the place of one that still runs, and is not ready for it yet."""
-    running = {each.id for each in snapshot.replicas if each.wanted == "run"}
+    """Whether it will take the place of one that still runs, as far as is known, and is not ready for it."""
+    running = {each.id for each in snapshot.replicas if each.wanted == "run" and not is_lost(snapshot, each)}
     return replica.wanted == "run" and not replica.is_ready and replica.replaces in running
 
 
