@@ -119,7 +119,7 @@ def _failed(
         if not failed or any(retry.told(failed[0]) in each for each in amiss):
             continue
         last = failed[0]
-        where = f" on {names[last.node]}" if last.node in names else ""
+        where = f" on {names[last.node]}" if last.node is not None and last.node in names else ""
         times = "once" if len(failed) == 1 else f"{len(failed)} times"
         yield (
             f"profile {quote(profile.name)} failed {times} within the hour, last at {last.at:%H:%M:%S} UTC"
