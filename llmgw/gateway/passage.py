@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nodes.usage import FAILED, LEFT, OK, REFUSED
+
 
 @dataclass(slots=True)
 class Passage:
@@ -41,3 +43,36 @@ class Passage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token, as the client saw it; of streams alone, since a plain answer comes whole."""
+        if not self.is_streamed or self.first_byte_at_s is None:
+            return None
+        return max(self.first_byte_at_s - self.begun_at_s, 0.0)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Between two tokens of a stream, on the average."""
+        if not self.is_streamed or self.first_byte_at_s is None or self.ended_at_s is None:
+            return None
+        gaps = self.completion_tokens - 1
+        return max(self.ended_at_s - self.first_byte_at_s, 0.0) / gaps if gaps > 0 else None
+
+    @property
+    def queued_s(self) -> float | None:
+        """Before its engine had it, and not for want of a replica: in lines for limits and connections."""
+        return None if self.sent_at_s is None else max(self.sent_at_s - self.begun_at_s - self.held_s, 0.0)
+
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.ended_at_s is None else max(self.ended_at_s - self.begun_at_s, 0.0)
+
+    @property
+    def outcome(self) -> str:
+        """One of `usage.OUTCOMES`. A stream that broke off had been answered 200, and has a code."""
+        if self.status in (0, 499):
+            return LEFT
+        if self.status >= 400:
+            return REFUSED if self.status < 500 else FAILED
+        return FAILED if self.code else OK
