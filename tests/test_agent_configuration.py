@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from nodes.agent.configuration import OPTIONS, Configuration, ConfigurationError, configure
+from nodes.agent.configuration import Configuration, configure
 from nodes.agent.inventory import InventoryError, find_engines
+from nodes.agent.options import OPTIONS, ConfigurationError
 from nodes.agent.paths import is_outside
 from tests.agent_process import CLUSTER, KEY, ROOT, AgentProcess, assignment
 from tests.engine_stand_in import stand_in

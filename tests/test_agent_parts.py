@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 from nodes.agent.configuration import (
-    ConfigurationError,
     parse_listen,
-    parse_pairs,
     parse_port_range,
     parse_time_s,
     read_identity,
 )
 from nodes.agent.inventory import InventoryError, find_engines
 from nodes.agent.logs import KEPT_BYTES, LIMIT_BYTES, bound_log, read_tail
+from nodes.agent.options import ConfigurationError, parse_pairs
 from nodes.agent.ports import PortError, check_port_range, find_port
 from nodes.agent.state import LOGS_LIMIT, TOMBSTONES_LIMIT, Record, StateError, StateFolder
 from nodes.protocol import Assignment, Launch

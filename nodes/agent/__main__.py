@@ -1,7 +1,8 @@
 """The agent's beginning and end.
 
     python -m nodes.agent --identity FILE --state FOLDER [--listen 127.0.0.1:8378] [--config FILE] ...
-    python -m nodes.agent --check ...     judge the configuration, and print what the agent would tell
+    python -m nodes.agent --check ...     judge the configuration, print what the agent would tell, and say
+                                          whether the control plane that it was given knows it
 
 The identity is a JSON file, mode 0600: {"cluster": UUID, "node": UUID, "name": ..., "token": ...}. TERM ends
 the agent alone; its engines run on and the next agent takes them up, unless they are to stop with it.
@@ -21,10 +22,12 @@ import aiohttp
 from aiohttp import web
 
 from nodes.agent.app import Agent
-from nodes.agent.configuration import Configuration, ConfigurationError, configure
+from nodes.agent.configuration import Configuration, configure
 from nodes.agent.gpus import Devices
+from nodes.agent.hints import HintError, Hints, hint
 from nodes.agent.host import Host
 from nodes.agent.inventory import InventoryError, find_engines
+from nodes.agent.options import ConfigurationError
 from nodes.agent.ports import PortError
 from nodes.agent.ranks import Ranks
 from nodes.agent.report import node_report
@@ -52,20 +55,24 @@ async def serve(configuration: Configuration) -> None:
     async with aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     ) as session:
-        host = Host(configuration, state=state, engines=engines, devices=devices, session=session)
+        hints = Hints(configuration.control_plane, identity, session)
+        host = Host(
+            configuration, state=state, engines=engines, devices=devices, session=session, hints=hints
+        )
         ranks = Ranks(host)
         agent = Agent(host, ranks, token=identity.token)
         runner = web.AppRunner(agent.app(), access_log=None, handle_signals=False, shutdown_timeout=1)
-        address, port = configuration.address, configuration.port
-        door = bind(address, port)
+        door = bind(configuration.address, configuration.port)
+        sender = asyncio.create_task(hints.send(), name="hints")
         try:
             ranks.recover()  # before anybody can ask what there is
             await runner.setup()
-            await web.SockSite(runner, door).start()
-            shown = f"[{address}]" if ":" in address else address
-            print(f'llmgw agent "{identity.name}" listens on http://{shown}:{port}', flush=True)
+            await web.SockSite(runner, door, ssl_context=configuration.tls_context()).start()
+            print(f'llmgw agent "{identity.name}" listens on {configuration.url}', flush=True)
+            hints.tell()  # it is there
             await stopping.wait()
         finally:
+            sender.cancel()
             await runner.cleanup()
             await ranks.close(stop_engines=configuration.engines_end_with_agent)
             state.close()
@@ -98,6 +105,17 @@ def check(configuration: Configuration) -> None:
     """Print what would be told. Beside an agent that runs, nothing of it is touched."""
     report = node_report(configuration, _devices(configuration), find_engines(configuration.engines))
     print(json.dumps(to_json(report), indent=2))
+    identity = configuration.identity
+    print(f'node "{identity.name}" of cluster {identity.cluster}, at {configuration.url}', file=sys.stderr)
+    if configuration.control_plane:
+        asyncio.run(_meet(configuration))
+        print(f"llmgw at {configuration.control_plane} knows this node", file=sys.stderr)
+
+
+async def _meet(configuration: Configuration) -> None:
+    """Raises HintError."""
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        await hint(configuration.control_plane, configuration.identity, session)
 
 
 def main() -> None:
@@ -108,7 +126,7 @@ def main() -> None:
             check(configuration)
         else:
             asyncio.run(serve(configuration))
-    except (ConfigurationError, InventoryError, PortError, SecretError, StateError) as error:
+    except (ConfigurationError, HintError, InventoryError, PortError, SecretError, StateError) as error:
         sys.exit(str(error))
 
 

@@ -1,39 +1,35 @@
-"""What an agent is told of its node: flags, environment and one TOML file, in this order of strength.
-
-An option `--port-range` is `LLMGW_AGENT_PORT_RANGE` in the environment and `port_range` in the file. What can
-be given several times adds up over all three; in the environment `;` stands between. Everything is judged
-before anything is started, and each fault is one sentence that names where it was given.
+"""What an agent is told of its node, judged before anything is started: each fault is one sentence that
+names the option. How options are given is in `options.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import ipaddress
 import json
 import re
 import shlex
+import ssl
 import stat
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from catalog.durations import SECOND, parse_duration
 from nodes.agent.gpus import check_gpu_classes, parse_sim_gpus
+from nodes.agent.options import (
+    DEFAULT_LISTEN,
+    DEFAULT_PORT_RANGE,
+    VARIABLE,
+    ConfigurationError,
+    merged,
+    parser,
+)
 from nodes.agent.ports import check_port_range
 from nodes.agent.secrets import Secrets, open_folder
 from nodes.agent.state import is_uuid
 from nodes.protocol import GpuReport
-
-VARIABLE = "LLMGW_AGENT_"
-DEFAULT_LISTEN = "127.0.0.1:8378"
-DEFAULT_PORT_RANGE = "18000-18999"
-
-
-class ConfigurationError(Exception):
-    """The agent cannot start like this; the text is the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +44,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """engines: by name, the words that stand in front of its arguments. roots: folders that sources and
-    questions about paths may lead into, none for anywhere. meeting_address: where other nodes' ranks reach
-    this one, empty where none does."""
+    """tls: the certificate and the key that the agent's door shows, None for plain HTTP. control_plane: where
+    it tells that something has changed, empty for nowhere. engines: by name, the words that stand in front of
+    its arguments. roots: folders that sources and questions about paths may lead into, none for anywhere.
+    meeting_address: where other nodes' ranks reach this one, empty where none does."""
 
     identity: Identity
     state: Path
     address: str
     port: int
+    tls: tuple[Path, Path] | None
+    control_plane: str
     store: Path
     engines: Mapping[str, tuple[str, ...]]
     allowed_args: frozenset[str]
@@ -75,94 +74,16 @@ class Configuration:
     def runs_gangs(self) -> bool:
         return bool(self.fabric and self.meeting_address)
 
-
-# --- the options ------------------------------------------------------------------------------------------
-
-TEXT, YES, LIST, TABLE = "text", "yes", "list", "table"
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    name: str
-    help: str
-    metavar: str = ""
-    kind: str = TEXT
-    default: str = ""
-
     @property
-    def flag(self) -> str:
-        return f"--{self.name}"
+    def url(self) -> str:
+        """Of the agent's own door."""
+        scheme = "https" if self.tls else "http"
+        shown = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{scheme}://{shown}:{self.port}"
 
-    @property
-    def variable(self) -> str:
-        return VARIABLE + self.name.replace("-", "_").upper()
-
-    @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
-
-
-OPTIONS = (
-    _Option("identity", "who this node is: JSON, mode 0600", "FILE"),
-    _Option("state", "what the agent keeps; one agent a folder", "FOLDER"),
-    _Option("listen", "where it and its engines listen", "ADDRESS:PORT", default=DEFAULT_LISTEN),
-    _Option("plain-http", "allow an address that is not loopback", kind=YES),
-    _Option("store", "where weights go; weights/ in the state folder if left out", "FOLDER"),
-    _Option(
-        "engine",
-        "where an engine is, if not on PATH, or the words to start it by, such as "
-        '"vllm=podman run --rm {env} IMAGE"; {env}, {gpus}, {model}, {name} and {checkout} are filled in',
-        "NAME=WORDS",
-        TABLE,
-    ),
-    _Option("allow-arg", "let profiles give this engine option", "OPTION", LIST),
-    _Option("root", "let sources that are paths lead into this folder; anywhere if left out", "FOLDER", LIST),
-    _Option("secrets", "files, mode 0600, that secret:NAME in a profile's env stands for", "FOLDER"),
-    _Option("sim-gpus", "make up cards, such as 2:sim or 8:h100-80g", "N:CLASS"),
-    _Option(
-        "gpu-class",
-        'class of a product, such as "NVIDIA H100 80GB HBM3=h100"; else made of its name and memory',
-        "NAME=CLASS",
-        TABLE,
-    ),
-    _Option("label", "what node selectors look for", "NAME=VALUE", TABLE),
-    _Option("fabric", "the fast interconnect this node is on", "NAME"),
-    _Option(
-        "fabric-address",
-        "its address there, for replicas over several nodes; that of --listen if left out",
-        "IP",
-    ),
-    _Option("port-range", "for engines", "A-B", default=DEFAULT_PORT_RANGE),
-    _Option("stop-grace", "between TERM and KILL", "TIME", default="30s"),
-    _Option(
-        "stuck-after",
-        "an engine that gets nothing done for so long is ended; more where kernels are compiled on first use",
-        "TIME",
-        default="15s",
-    ),
-    _Option("engines-stop-with-agent", "for trials: leave nothing running", kind=YES),
-)
-
-
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m nodes.agent",
-        description="Runs engines on this node, as llmgw tells it.",
-        epilog=f"Each may also stand in the environment, as {VARIABLE}PORT_RANGE, and in the file, as "
-        "port_range.",
-        allow_abbrev=False,
-    )
-    found.add_argument("--config", metavar="FILE", help="a TOML file of these options")
-    found.add_argument("--check", action="store_true", help="judge all this, print what would be told, end")
-    for option in OPTIONS:
-        told = f"{option.help}; default {option.default}" if option.default else option.help
-        told = told.replace("%", "%%")
-        if option.kind == YES:
-            found.add_argument(option.flag, action="store_true", default=None, help=told)
-        else:
-            action = "append" if option.kind in (LIST, TABLE) else "store"
-            found.add_argument(option.flag, action=action, metavar=option.metavar, help=told)
-    return found
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Raises ConfigurationError."""
+        return open_tls(*self.tls) if self.tls else None
 
 
 def configure(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Configuration, bool]:
@@ -171,95 +92,7 @@ def configure(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Conf
     given = vars(parser().parse_args(argv))
     file = given.pop("config") or environment.get(VARIABLE + "CONFIG", "")
     is_check = bool(given.pop("check"))
-    return _judged(_merged(given, environment, file), environment), is_check
-
-
-def _merged(flags: Mapping[str, Any], environment: Mapping[str, str], file: str) -> dict[str, Any]:
-    """The strongest text of each option, and all that was given of those that add up."""
-    told = (_from_file(file) if file else {}, _from_environment(environment), _from_flags(flags))
-    merged: dict[str, Any] = {}
-    for option in OPTIONS:
-        values = [each[option.key] for each in told if option.key in each]
-        if option.kind == TABLE:
-            merged[option.key] = {name: text for value in values for name, text in value.items()}
-        elif option.kind == LIST:
-            merged[option.key] = [text for value in values for text in value]
-        else:
-            merged[option.key] = values[-1] if values else (False if option.kind == YES else option.default)
-    return merged
-
-
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    options = {option.key: option for option in OPTIONS}
-    return {
-        key: parse_pairs(options[key].flag, value) if options[key].kind == TABLE else value
-        for key, value in flags.items()
-        if value is not None
-    }
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    options = {option.variable: option for option in OPTIONS}
-    found: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(VARIABLE) or variable == VARIABLE + "CONFIG":
-            continue
-        option = options.get(variable)
-        if option is None:
-            raise ConfigurationError(f"{variable} stands for no option{_meant(variable, options)}.")
-        parts = [part.strip() for part in text.split(";") if part.strip()]
-        if option.kind == YES:
-            if text not in ("0", "1"):
-                raise ConfigurationError(f"{variable}={text}: write 1 or 0.")
-            found[option.key] = text == "1"
-        elif option.kind == TABLE:
-            found[option.key] = parse_pairs(variable, parts)
-        else:
-            found[option.key] = parts if option.kind == LIST else text
-    return found
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    try:
-        raw = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--config {path} is not TOML ({error}); correct it.") from None
-    options = {option.key: option for option in OPTIONS}
-    for key, value in raw.items():
-        if key not in options:
-            raise ConfigurationError(f"{path}: there is no option {key}{_meant(key, options)}.")
-        kind = options[key].kind
-        if kind == TABLE and isinstance(value, dict):
-            raw[key] = {name: _words(path, f"{key}.{name}", text) for name, text in value.items()}
-        elif not (
-            (kind == TEXT and isinstance(value, str))
-            or (kind == YES and isinstance(value, bool))
-            or (kind == LIST and isinstance(value, list) and all(isinstance(each, str) for each in value))
-        ):
-            raise ConfigurationError(f"{path}: {key} must be {_TOML[kind]}.")
-    return raw
-
-
-_TOML = {TEXT: "a text", YES: "true or false", LIST: "a list of texts", TABLE: "a table of texts"}
-
-
-def _words(path: str, key: str, value: object) -> str:
-    """A command may be given as its words, too."""
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        return shlex.join(value)
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{path}: {key} must be a text.")
-    return value
-
-
-def _meant(given: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(given, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-# --- the judging ------------------------------------------------------------------------------------------
+    return _judged(merged(given, environment, file), environment), is_check
 
 
 def _judged(told: Mapping[str, Any], environment: Mapping[str, str]) -> Configuration:
@@ -274,6 +107,8 @@ def _judged(told: Mapping[str, Any], environment: Mapping[str, str]) -> Configur
         state=state,
         address=address,
         port=port,
+        tls=parse_tls(told["tls_certificate"], told["tls_key"]),
+        control_plane=parse_control_plane(told["control_plane"], is_plain_allowed=told["plain_http"]),
         store=Path(told["store"] or state / "weights").resolve(),
         engines={name: parse_words(name, text) for name, text in told["engine"].items()},
         allowed_args=frozenset(told["allow_arg"]),
@@ -305,8 +140,8 @@ def read_identity(path: Path) -> Identity:
         raise ConfigurationError(f"--identity {path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(
-            f"--identity {path} is not a JSON object with cluster, node, name and token; have it written "
-            f"again by `manage.py node_add`."
+            f"--identity {path} is not a JSON object with cluster, node, name and token; join again "
+            f"(`manage.py node_join_token`), or have it written again by `manage.py node_add`."
         ) from None
     if not is_uuid(identity.cluster) or not is_uuid(identity.node) or not identity.token:
         raise ConfigurationError(f"--identity {path}: cluster and node must be UUIDs, and token not empty.")
@@ -327,10 +162,74 @@ def parse_listen(text: str, *, is_plain_allowed: bool) -> tuple[str, int]:
         raise ConfigurationError(f"--listen {text}: the port must be a number from 1 to 65535.")
     if not address.is_loopback and not is_plain_allowed:
         raise ConfigurationError(
-            f"--listen {text} would send tokens over the network unencrypted; listen on a loopback address, "
-            f"or add --plain-http where the network is trusted or encrypted."
+            f"--listen {text} would have gateways and engines talk over the network unencrypted; listen on a "
+            f"loopback address, or add --plain-http where the network is trusted or encrypted."
         )
     return str(address), int(port)
+
+
+def parse_tls(certificate: str, key: str) -> tuple[Path, Path] | None:
+    """Both files, tried. Raises ConfigurationError."""
+    if not certificate and not key:
+        return None
+    if not certificate or not key:
+        raise ConfigurationError("--tls-certificate and --tls-key go together; give both, or neither.")
+    files = Path(certificate).resolve(), Path(key).resolve()
+    open_tls(*files)
+    return files
+
+
+def open_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Raises ConfigurationError."""
+    for path in (certificate, key):
+        if not path.is_file():
+            raise ConfigurationError(f"There is no file {path} for TLS; correct the path.")
+    if stat.S_IMODE(key.stat().st_mode) & 0o077:
+        raise ConfigurationError(f"Others may read --tls-key {key}; run `chmod 600 {key}`.")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", "") or error.strerror or "a passphrase is on it"
+        raise ConfigurationError(
+            f"--tls-certificate {certificate} and --tls-key {key} cannot be used together ({why}); "
+            f"give a PEM certificate and its own key, without a passphrase."
+        ) from None
+    return context
+
+
+def parse_control_plane(text: str, *, is_plain_allowed: bool) -> str:
+    """Scheme, host and port alone. Raises ConfigurationError."""
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        is_sound = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and parts.path in ("", "/")
+            and not (parts.query or parts.fragment or parts.username or parts.password)
+        )
+    except ValueError:
+        is_sound = False
+    if not is_sound:
+        raise ConfigurationError(
+            f"--control-plane {text}: write scheme and host, such as https://llmgw.example."
+        )
+    if parts.scheme == "http" and not is_plain_allowed and not is_loopback(parts.hostname or ""):
+        raise ConfigurationError(
+            f"--control-plane {text} would send this node's token over the network unencrypted; write "
+            f"https://, or add --plain-http where the network is trusted or encrypted."
+        )
+    return text.rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def meeting_address(text: str, listen: str) -> str:
@@ -353,17 +252,6 @@ def parse_port_range(text: str) -> tuple[int, int]:
     first, last = int(found[1]), int(found[2])
     check_port_range(first, last)
     return first, last
-
-
-def parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Raises ConfigurationError."""
-    pairs = {}
-    for text in given:
-        name, is_pair, value = text.partition("=")
-        if not is_pair or not name.strip() or not value.strip():
-            raise ConfigurationError(f"{option} {text}: write NAME=VALUE.")
-        pairs[name.strip()] = value.strip()
-    return pairs
 
 
 def parse_words(engine: str, text: str) -> tuple[str, ...]:

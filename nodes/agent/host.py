@@ -9,6 +9,7 @@ import aiohttp
 
 from nodes.agent.configuration import Configuration
 from nodes.agent.gpus import Devices
+from nodes.agent.hints import Hints
 from nodes.agent.inventory import FoundEngine
 from nodes.agent.state import StateFolder
 
@@ -20,3 +21,4 @@ class Host:
     engines: Mapping[str, FoundEngine]
     devices: Devices
     session: aiohttp.ClientSession
+    hints: Hints

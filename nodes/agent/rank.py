@@ -410,4 +410,5 @@ class Rank:
             reason = changes.get("reason", self.record.reason)
             told = f"{before}, then {changes['state']}" + (f": {reason}" if reason else "")
             log.info("replica %s: %s", self.record.id, told)
+            self.host.hints.tell()
         self.record = replace(self.record, **changes)
