@@ -28,6 +28,7 @@ from catalog.spec import ModelSpec
 from nodes import placement
 from nodes.models import Node
 from nodes.protocol import (
+    INSTANCE_HEADER,
     Assignment,
     ClusterKey,
     PathReport,
@@ -246,11 +247,14 @@ def _check_gpus(gpus: Sequence[str]) -> None:
 
 async def _tell(session: aiohttp.ClientSession, message: Message) -> Told:
     path = f"/v1/replicas/{message.replica}"
+    instance = str(message.node.report.get("instance", ""))
+    headers = {INSTANCE_HEADER: instance} if instance else {}
     try:
         if message.assignment is not None:
-            answer = await _ask(session, message.node, "PUT", path, body=to_json(message.assignment))
+            body = to_json(message.assignment)
+            answer = await _ask(session, message.node, "PUT", path, body=body, headers=headers)
         else:
-            headers = command_headers(
+            headers |= command_headers(
                 cluster=message.cluster, fence=message.fence, generation=message.generation
             )
             drain = {"drain": f"{message.drain_s}s"}

@@ -64,11 +64,13 @@ class Node(models.Model):
     is_draining = models.BooleanField(default=False, help_text="what runs here moves elsewhere")
     created_at = models.DateTimeField(db_default=Now())
 
-    # Observed. `report` is the last StateReport without its ranks; `problem` is why the last ask failed.
+    # Observed. `report` is the last StateReport without its ranks; `problem` is why the last ask failed;
+    # `rival_at` is when another agent was last found to answer for the node.
     report = models.JSONField(default=dict, editable=False)
     etag = models.CharField(max_length=80, blank=True, editable=False)
     seen_at = models.DateTimeField(null=True, editable=False)
     problem = models.TextField(blank=True, editable=False)
+    rival_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         ordering = ["name"]

@@ -7,6 +7,7 @@ clock: ages travel, clock times never do.
     GET    /v1/state                        StateReport, with an ETag
     PUT    /v1/replicas/{id}                Assignment; idempotent; answers a RankReport
     DELETE /v1/replicas/{id}?drain=30s      with the headers of `command_headers`
+                                            both with INSTANCE_HEADER, for the agent that was looked at alone
     GET    /v1/replicas/{id}/log?tail=200   text; &attempt=N of an earlier process, &follow=1 as it is written
     POST   /v1/paths                        {"paths": [...]} -> {"paths": [PathReport, ...]}
 
@@ -43,6 +44,7 @@ CONFIGURATION, CAPACITY, DISK, TRANSIENT, NODE = FAILURE_KINDS
 
 # A command's authority travels in headers on DELETE, in the body on PUT.
 CLUSTER_HEADER, FENCE_HEADER, GENERATION_HEADER = "LLMGW-Cluster", "LLMGW-Fence", "LLMGW-Generation"
+INSTANCE_HEADER = "LLMGW-Instance"
 
 
 class ProtocolError(ValueError):
@@ -163,7 +165,8 @@ class RankReport:
 @dataclass(frozen=True, slots=True)
 class StateReport:
     """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes.
-    runs_gangs: whether its agent runs one rank of a replica over several nodes."""
+    runs_gangs: whether its agent runs one rank of a replica over several nodes. instance: this life of its
+    agent; follows: the lives before it, the last first."""
 
     cluster: str
     node: str
@@ -171,6 +174,7 @@ class StateReport:
     agent_version: str = ""
     boot_id: str = ""
     instance: str = ""
+    follows: Sequence[str] = ()
     gpus: Sequence[GpuReport] = ()
     engines: Sequence[EngineReport] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from catalog.spec import ModelSpec
 from nodes import placement, retry, scaling
 from nodes import snapshot as values
 from nodes.agents import Observation, report_from
+from nodes.instances import Instance, instance_of, restored_says, second_says
 from nodes.kept import Kept
 from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll
 from nodes.protocol import (
@@ -92,6 +93,7 @@ class Standing:
 
     def observe(self, observations: Mapping[int, Observation]) -> None:
         """Write what the agents reported, and nothing that was known already."""
+        observations = {pk: self._own(self.nodes[pk], each) for pk, each in observations.items()}
         self.answered = {pk for pk, observation in observations.items() if observation.is_answered}
         Node.objects.filter(pk__in=self.answered).update(seen_at=self.now)
         for pk, observation in observations.items():
@@ -100,7 +102,7 @@ class Standing:
                 node.seen_at = self.now
             elif node.seen_at is not None and node.seen_at > self.now:  # the clock was set back
                 self.write(node, seen_at=self.now)
-            self.write(node, problem=observation.problem)
+            self.write(node, problem=observation.problem or self._rivalry(node))
             if observation.report is not None:
                 self.reported.add(pk)
                 self._hear(node, observation.report)
@@ -108,6 +110,36 @@ class Standing:
         self._keep_etags(observations)
         for replica_id in list(self.replicas):
             self.settle(replica_id)
+
+    def _own(self, node: Node, observation: Observation) -> Observation:
+        """The observation, unless it is of another agent than the node's own. The first time is an Event."""
+        told = observation.report
+        if told is None:
+            return observation
+        known = _reports.get(node.pk, node.report)
+        silent_for = self.now - node.seen_at if node.seen_at else None
+        found = instance_of(told, known, silent_for, lost_after_s=settings.LLMGW_LOST_AFTER_S)
+        if found is Instance.RESTORED:
+            self._record_of_node("restored agent", node, restored_says(node.name))
+        if found is not Instance.SECOND:
+            return observation
+        says = second_says(node.name, node.address)
+        if not self._rivalry(node):
+            self._record_of_node("second agent", node, says)
+        self.write(node, rival_at=self.now)
+        return Observation(problem=says)
+
+    def _rivalry(self, node: Node) -> str:
+        """Of a second agent that answered for the node lately, if not now."""
+        lately = timedelta(seconds=settings.LLMGW_LOST_AFTER_S)
+        if node.rival_at is None or not self.now - lately < node.rival_at <= self.now:
+            return ""
+        return second_says(node.name, node.address)
+
+    def _record_of_node(self, verb: str, node: Node, why: str) -> None:
+        self.events.append(
+            Event(door=DOOR, verb=verb, kind="node", subject=node.name, subject_key=node.pk, why=why)
+        )
 
     def hear_rank(self, rank: Rank, said: RankReport) -> None:
         """Write one report of a rank that is assigned to the node which sends it."""

@@ -23,6 +23,7 @@ from nodes.protocol import (
     DRAINING,
     FENCE_HEADER,
     GENERATION_HEADER,
+    INSTANCE_HEADER,
     READY,
     STOPPED,
     Assignment,
@@ -50,6 +51,9 @@ class FakeAgent:
     engines: tuple[str, ...] = ("sim",)
     fabric: str = ""
     runs_gangs: bool = False
+    boot_id: str = ""
+    instance: str = ""
+    follows: tuple[str, ...] = ()
     paths: dict[str, dict[str, Any]] = field(default_factory=dict)
     first_state: str = READY
     hangs_up: int = 0
@@ -88,6 +92,9 @@ class FakeAgent:
             engines=tuple(EngineReport(name) for name in self.engines),
             fabric=self.fabric,
             runs_gangs=self.runs_gangs,
+            boot_id=self.boot_id,
+            instance=self.instance,
+            follows=self.follows,
             ranks=tuple(self.ranks.values()),
         )
 
@@ -105,6 +112,8 @@ class FakeAgent:
             return web.Response()
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             response: web.StreamResponse = _refusal(401, "unauthorized", "This needs the node's token.")
+        elif request.headers.get(INSTANCE_HEADER, self.instance) != self.instance:
+            response = _refusal(409, "instance", "Another agent of this node was looked at.")
         elif self.before_command and request.method in ("PUT", "DELETE"):
             await asyncio.to_thread(self.before_command)
             response = await handler(request)

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import json
 import logging
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +31,7 @@ from nodes.protocol import (
     CLUSTER_HEADER,
     FENCE_HEADER,
     GENERATION_HEADER,
+    INSTANCE_HEADER,
     Assignment,
     ProtocolError,
     StateReport,
@@ -61,7 +61,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Agent:
     def __init__(self, host: Host, ranks: Ranks, *, token: str) -> None:
         self._host, self.ranks, self._token = host, ranks, token
-        self._instance = str(uuid.uuid4())
         self._followers = 0
 
     def app(self) -> web.Application:
@@ -115,6 +114,7 @@ class Agent:
 
     async def assign(self, request: web.Request) -> web.Response:
         replica = _replica(request)
+        self._judge_instance(request)
         try:
             assignment = read(Assignment, await _body(request))
         except ProtocolError as fault:
@@ -124,6 +124,7 @@ class Agent:
         return _json(to_json(self.ranks.assign(assignment)))
 
     async def release(self, request: web.Request) -> web.Response:
+        self._judge_instance(request)
         report = self.ranks.release(
             _replica(request),
             cluster=request.headers.get(CLUSTER_HEADER, ""),
@@ -132,6 +133,12 @@ class Agent:
             drain_s=_drain_s(request.query.get("drain", "0s")),
         )
         return _json(to_json(report))
+
+    def _judge_instance(self, request: web.Request) -> None:
+        """What follows from what another agent of this node said is not for this one."""
+        if request.headers.get(INSTANCE_HEADER, self._host.state.instance) != self._host.state.instance:
+            sentence = "Another agent of this node was looked at than the one that is told; look again first."
+            raise Refusal(409, "instance", sentence)
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         replica = _replica(request)
@@ -199,7 +206,12 @@ class Agent:
         def look() -> StateReport:
             """In a thread: engines are watched here meanwhile."""
             report = node_report(host.configuration, host.devices, host.engines, groups=groups)
-            return replace(report, instance=self._instance, weights=tuple(host.state.held_weights()))
+            return replace(
+                report,
+                instance=host.state.instance,
+                follows=host.state.follows,
+                weights=tuple(host.state.held_weights()),
+            )
 
         return replace(await asyncio.to_thread(look), ranks=tuple(self.ranks.reports()))
 

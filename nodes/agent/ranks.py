@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from nodes.agent.logs import Follower, read_words
 from nodes.agent.ports import PortError
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
 from nodes.agent.rank import Rank
-from nodes.agent.state import OVER, Record
+from nodes.agent.state import OVER, Record, take_place
 from nodes.engines.causes import Cause
 from nodes.protocol import (
     DRAINING,
@@ -46,6 +47,7 @@ class Ranks:
         self.cluster = host.configuration.identity.cluster
         self._ranks: dict[str, Rank] = {}
         self._strays: dict[str, Seen] = {}
+        self._place: socket.socket | None = None
 
     def reports(self) -> list[RankReport]:
         self._prune()
@@ -149,7 +151,9 @@ class Ranks:
     # --- the agent's own beginning and end
 
     def recover(self) -> None:
-        """Take up every engine that can be accounted for; resolve what was cut in half."""
+        """Take up every engine that can be accounted for; resolve what was cut in half. Raises StateError
+        where another agent would do the same."""
+        self._place = take_place(self.host.configuration.identity.node)
         found: dict[str, list[Seen]] = {}
         for seen in marked_processes(self.host.configuration.identity.node):
             found.setdefault(str(seen.mark), []).append(seen)
@@ -166,6 +170,8 @@ class Ranks:
                 rank.drain(0, why="Its agent was stopped.", grace_s=STOP_WITH_AGENT_GRACE_S)
             await asyncio.gather(*(rank.over() for rank in self._ranks.values()))
         await asyncio.gather(*(rank.let_go() for rank in self._ranks.values()))
+        if self._place is not None:
+            self._place.close()
 
     def _recover(self, record: Record, found: Sequence[Seen]) -> None:
         is_this_boot = record.boot == boot_id()

@@ -1,7 +1,7 @@
 """What an agent keeps through its own death, as small JSON files that are whole or absent.
 
     <state>/lock                 held while an agent runs here
-    <state>/agent.json           the highest fence, the next port, tombstones, weights
+    <state>/agent.json           the highest fence, the next port, tombstones, weights, lives of agents
     <state>/replicas/<id>.json   one record a replica, mode 0600: its key is in it
     <state>/logs/<id>-<attempt>.log
 
@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import socket
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ log = logging.getLogger("llmgw.agent")
 
 TOMBSTONE_S = 7 * 24 * 3600
 TOMBSTONES_LIMIT = 10_000
+LIVES_KEPT = 20  # of agents here: more than one's control plane can miss between two looks
 LOGS_LIMIT = 50  # of replicas that are over; each is bounded by itself
 ATTEMPTS_KEPT = 5  # of one replica, with their logs
 OVER = (STOPPED, FAILED)
@@ -97,16 +99,33 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """fence: the highest seen. next_port: where the search for one goes on. weights: source -> path."""
+    """fence: the highest seen. next_port: where the search for one goes on. weights: source -> path.
+    lives: of the agents that had this folder, the last first."""
 
     fence: int = 0
     next_port: int = 0
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
+    lives: Sequence[str] = ()
+
+
+def take_place(node: str) -> socket.socket:
+    """Held while an agent of this node runs on this machine, whatever its folder. Raises StateError."""
+    place = socket.socket(socket.AF_UNIX)
+    try:
+        place.bind(f"\0llmgw-agent-{node}")
+    except OSError:
+        place.close()
+        raise StateError(
+            "Another agent of this node runs on this machine, with another state folder; stop it, or let "
+            "this one join as a node of its own."
+        ) from None
+    return place
 
 
 class StateFolder:
-    """Holds the folder's lock from `open` to `close`."""
+    """Holds the folder's lock from `open` to `close`. instance, follows: this life of an agent with it, and
+    those before, the last first."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -114,6 +133,8 @@ class StateFolder:
         self._boot = boot_id()
         self.ledger = self._read(path / "agent.json", Ledger) or Ledger()
         self._renew_tombstones()
+        self.follows = tuple(self.ledger.lives)
+        self.instance = self._begin()
 
     @classmethod
     def open(cls, path: Path) -> StateFolder:
@@ -137,6 +158,16 @@ class StateFolder:
 
     def close(self) -> None:
         os.close(self._lock)
+
+    def _begin(self) -> str:
+        """Empty where it cannot be written down: none that comes later would know of it."""
+        instance = str(uuid.uuid4())
+        try:
+            self._keep(replace(self.ledger, lives=(instance, *self.follows)[:LIVES_KEPT]))
+        except OSError as error:
+            log.error("This agent does not tell who it is: %s", self.no_room(error))
+            return ""
+        return instance
 
     # --- replicas
 
