@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from llmgw.gateway import admission, answers, routing
+from llmgw.gateway import admission, answers
 from llmgw.gateway.admission import ModelEntry, Refused
 from llmgw.gateway.demand import DemandBook
-from llmgw.gateway.routing import Target
+from llmgw.gateway.routing import NO_PROMPT, Chooser, Prompt, Target
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import Answer, EngineAway, Upstream
 
@@ -92,6 +92,7 @@ class Call:
     fields: Mapping[str, msgspec.Raw]
     body: bytes
     headers: Mapping[str, str]
+    prompt: Prompt = NO_PROMPT
 
     def body_for(self, target: Target) -> bytes:
         if target.served_name == self.name:
@@ -123,7 +124,8 @@ class Relay:
         self._table, self._demand, self._upstream = table, demand, upstream
         self._hold_s = hold_s
         self._in_flight: Counter[str] = Counter()
-        self._turns: Counter[int] = Counter()
+        self._chooser = Chooser()
+        self._replicas = table.current.replicas
 
     async def serve(self, call: Call, client: Client) -> None:
         """Answers the client, or raises Refused while nothing has been said to it."""
@@ -143,12 +145,15 @@ class Relay:
         raise AssertionError("the last attempt answers or raises")
 
     def _pick(self, call: Call, without: Collection[str] = ()) -> Target | None:
-        """Turns are each model's own and a second try takes none: shared, they could fall into step with
-        the traffic and always meet the same replica."""
-        if not without:
-            self._turns[call.model.id] += 1
-        targets = self._table.current.targets_of(call.model)
-        return routing.pick(targets, self._in_flight, self._turns[call.model.id], without=without)
+        table = self._table.current
+        if table.replicas is not self._replicas:
+            before, self._replicas = self._replicas, table.replicas
+            # One that was started anew has its name alone in common with what it was.
+            self._chooser.forget([name for name, was in before.items() if table.replicas.get(name) != was])
+        choice = self._chooser.choose(
+            call.model, table.targets_of(call.model), self._in_flight, call.prompt, without=without
+        )
+        return None if choice is None else choice.target
 
     @contextlib.contextmanager
     def _taken(self, model: ModelEntry, target: Target) -> Iterator[None]:

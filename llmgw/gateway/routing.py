@@ -1,9 +1,36 @@
-"""Which replica a request goes to. Pure: loads are handed in, and nothing is remembered between two picks."""
+"""Which replica a request goes to: the one that has computed most of its prompt already, among those that are
+not too busy for it.
+
+Pure: loads are handed in, and neither a clock nor chance has a say. What a process remembers between two
+choices is which prompts it sent where. A prompt that is new goes by rendezvous, in which all processes come
+to the same replica without asking each other, and few prompts move when replicas come and go. The order in
+which targets are given changes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from llmgw.gateway.admission import ModelEntry
+from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes, chain
+
+__all__ = ["NO_PROMPT", "Choice", "Chooser", "Prompt", "Target", "chain"]
+
+ONLY, PREFIX, PREFIX_MISS = "only", "prefix", "prefix-miss"
+LEAST_LOADED, ROUND_ROBIN, SESSION = "least-loaded", "round-robin", "session"
+
+BUSY_FACTOR, BUSY_SLACK = 1.25, 2.0
+"""A replica is too busy to be preferred when it has more than this many times the mean in flight for its
+weight, and so many requests on top, for one of mean weight."""
+WORTH_ONE_IN = 8
+"""A shared beginning shorter than this part of the prompt is not followed: it saves little, and what all
+prompts begin with would gather them all on one replica."""
+_NEARLY = 1 + 1e-9  # for sums of weights that are not whole
+
+_MASK, _ODD_A, _ODD_B = 2**64 - 1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +52,159 @@ class Target:
         return f"Target({self.replica!r}, {self.served_name!r}, {self.origin!r})"
 
 
-def pick(
-    targets: Sequence[Target], in_flight: Mapping[str, int], turn: int, *, without: Collection[str] = ()
-) -> Target | None:
-    """The one that would be least loaded for its weight with this request on top. `turn` says whose turn
-    it is among equals: count it up, and they take turns."""
-    best: Target | None = None
-    least = 0.0
-    for step in range(len(targets)):
-        target = targets[(turn + step) % len(targets)]
-        if target.replica in without:
-            continue
-        load = (in_flight.get(target.replica, 0) + 1) / target.weight
-        if best is None or load < least:
-            best, least = target, load
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What of a request bears on the choice; empty where the model's routing does not ask for it."""
+
+    chain: Chain = NO_CHAIN
+    session: str = ""
+
+
+NO_PROMPT = Prompt()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`route` says why this one."""
+
+    target: Target
+    route: str
+
+
+class _Memory:
+    """What is remembered of one replica."""
+
+    __slots__ = ("credit", "prefixes", "seed", "turn")
+
+    def __init__(self, replica: str) -> None:
+        self.seed = _hash_of(replica)
+        self.prefixes = Prefixes()
+        self.turn = 0  # when it was last chosen
+        self.credit = 0.0  # what round-robin owes it
+
+
+class Chooser:
+    """One process's. Of a replica that is gone it remembers nothing once it was told so by `forget`."""
+
+    def __init__(self) -> None:
+        self._memories: dict[str, _Memory] = {}
+        self._turn = 0
+
+    def choose(
+        self,
+        model: ModelEntry,
+        targets: Sequence[Target],
+        in_flight: Mapping[str, int],
+        prompt: Prompt,
+        *,
+        without: Collection[str] = (),
+    ) -> Choice | None:
+        """By the model's routing profile. The prompt is taken as sent to the replica that is chosen."""
+        if without:
+            targets = [target for target in targets if target.replica not in without]
+        if not targets:
+            return None
+        memories = [self._memories.get(target.replica) or self._begin(target.replica) for target in targets]
+        if len(targets) == 1:
+            at, route = 0, ONLY
+        elif model.routing_profile == ROUND_ROBIN:
+            at, route = _next_in_turn(targets, memories), ROUND_ROBIN
+        else:
+            busy = [in_flight.get(target.replica, 0) for target in targets]
+            if model.routing_profile in ("", PREFIX) and prompt.chain.links:
+                at, route = _by_prefix(targets, memories, busy, prompt.chain)
+            elif model.routing_profile == SESSION and prompt.session:
+                at, route = _by_session(targets, memories, busy, prompt.session), SESSION
+            else:
+                at, route = _least_loaded(targets, memories, busy), LEAST_LOADED
+        self._turn += 1
+        memories[at].turn = self._turn
+        if prompt.chain.links:
+            memories[at].prefixes.add(prompt.chain.links)
+        return Choice(targets[at], route)
+
+    def forget(self, replicas: Iterable[str]) -> None:
+        for replica in replicas:
+            self._memories.pop(replica, None)
+
+    def _begin(self, replica: str) -> _Memory:
+        memory = self._memories[replica] = _Memory(replica)
+        return memory
+
+
+# --- each way of choosing: which of the targets, by its place among them ------------------------------------
+
+
+def _by_prefix(
+    targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], chain: Chain
+) -> tuple[int, str]:
+    """The longest match among those that are not too busy. Where several have it, and where it is worth
+    little, they are told apart by what comes next in the prompt: that will be there in another turn of the
+    same talk, too, and other processes see it as well."""
+    links, depth = chain.links, 0
+    holders = free = _with_room(targets, busy, BUSY_FACTOR, BUSY_SLACK)
+    for at in free:
+        prefixes = memories[at].prefixes
+        if depth < len(links) and (links[depth] in prefixes.young or links[depth] in prefixes.old):
+            depth, holders = prefixes.depth_of(links), [at]
+        elif depth and (links[depth - 1] in prefixes.young or links[depth - 1] in prefixes.old):
+            holders.append(at)
+    if depth * WORTH_ONE_IN < len(links):
+        holders = _with_room(targets, busy, 1, 0)  # nothing is saved that would be worth a wait
+        return _rendezvous(chain.key_after(depth), holders, targets, memories), PREFIX_MISS
+    if len(holders) > 1:
+        idle = set(_with_room(targets, busy, 1, 0))
+        holders = [at for at in holders if at in idle] or holders
+    return _rendezvous(chain.key_after(depth), holders, targets, memories), PREFIX
+
+
+def _by_session(
+    targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], session: str
+) -> int:
+    free = _with_room(targets, busy, BUSY_FACTOR, BUSY_SLACK)
+    return _rendezvous(_hash_of(session), free, targets, memories)
+
+
+def _with_room(targets: Sequence[Target], busy: Sequence[int], factor: float, slack: float) -> list[int]:
+    """Never empty: whoever has no more than the mean is among them."""
+    bound = (factor * sum(busy) + slack * len(targets)) / sum([target.weight for target in targets])
+    bound *= _NEARLY
+    return [at for at, target in enumerate(targets) if busy[at] <= bound * target.weight]
+
+
+def _rendezvous(
+    key: int, among: Sequence[int], targets: Sequence[Target], memories: Sequence[_Memory]
+) -> int:
+    """Each replica draws a number for the key, the same in every process; the lowest for its weight wins."""
+    if len(among) == 1:
+        return among[0]
+    best, lowest = -1, math.inf
+    for at in among:
+        mixed = (key ^ memories[at].seed) * _ODD_A & _MASK
+        mixed = (mixed ^ mixed >> 32) * _ODD_B & _MASK
+        drawn = -math.log((mixed + 1) / 2**64) / targets[at].weight
+        if drawn < lowest or (drawn == lowest and targets[at].replica < targets[best].replica):
+            best, lowest = at, drawn
     return best
+
+
+def _least_loaded(targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int]) -> int:
+    """The one that would have least in flight for its weight with this request on top; equals take turns."""
+    return min(
+        range(len(targets)),
+        key=lambda at: ((busy[at] + 1) / targets[at].weight, memories[at].turn, targets[at].replica),
+    )
+
+
+def _next_in_turn(targets: Sequence[Target], memories: Sequence[_Memory]) -> int:
+    """Each is owed its weight a turn, and the one that is owed most has it: as many turns as weights say, as
+    far apart as can be."""
+    for target, memory in zip(targets, memories, strict=True):
+        memory.credit += target.weight
+    at = max(range(len(targets)), key=lambda at: (memories[at].credit, targets[at].replica))
+    memories[at].credit -= sum([target.weight for target in targets])
+    return at
+
+
+def _hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,94 @@
+"""How a prompt begins, in hashes, and which beginnings a replica has been sent.
+
+A prompt is cut into blocks; each link of its chain stands for one block and all before it, so that two
+prompts share as many links as they share blocks. Links are this process's own, because Python's hash of bytes
+is, and cheap for that; a key is the same in every process. Nothing here knows a replica's real cache: what it
+was sent not long ago is what it is taken to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct
+from zlib import crc32
+
+BLOCK_BYTES = 64
+BLOCKS_LIMIT = 256
+"""Of a prompt that is longer only the beginning is looked at."""
+KEY_BLOCKS = 2
+GENERATION_LINKS = 16_384
+"""A replica is remembered by at most two generations of links: 2 MiB of prompts, in 4 MiB of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`links` as above, one a block; `text` is what they stand for, a whole number of blocks."""
+
+    links: tuple[int, ...] = ()
+    text: bytes = b""
+
+    def key_after(self, depth: int) -> int:
+        """A number for the first blocks beyond `depth`, or for the last one where there are none."""
+        start = min(depth, len(self.links) - 1) * BLOCK_BYTES
+        return crc32(self.text[start : start + KEY_BLOCKS * BLOCK_BYTES])
+
+
+NO_CHAIN = Chain()
+
+
+def chain(salt: bytes, parts: Iterable[bytes]) -> Chain:
+    """Of what shapes a prompt, in an order that is always the same. Under two salts nothing is shared."""
+    left = BLOCKS_LIMIT * BLOCK_BYTES - len(salt)
+    pieces = [salt]
+    for part in parts:
+        if left <= 1:
+            break
+        pieces.append(bytes(memoryview(part)[: left - 1]))
+        left -= len(pieces[-1]) + 1
+    text = b"\0".join(pieces)
+    count = -(-len(text) // BLOCK_BYTES)
+    text = text.ljust(count * BLOCK_BYTES, b"\0")
+    # A block's hash has its place in it, so that a sum of them knows their order, and adding is fast.
+    return Chain(tuple(accumulate(map(hash, enumerate(_cutter(count).unpack(text))))), text)
+
+
+@lru_cache(maxsize=BLOCKS_LIMIT + 1)
+def _cutter(count: int) -> Struct:
+    return Struct(f"{BLOCK_BYTES}s" * count)
+
+
+class Prefixes:
+    """Beginnings that one replica was sent, the least recently sent given up first.
+
+    In two generations: what is sent goes into the young one, and when that is full the old one is given up.
+    A chain is in one of them from its beginning on, which is what finding by halves relies on.
+    """
+
+    __slots__ = ("old", "young")
+
+    def __init__(self) -> None:
+        self.young: set[int] = set()
+        self.old: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.young | self.old)
+
+    def add(self, links: Sequence[int]) -> None:
+        if len(self.young) + len(links) > GENERATION_LINKS:
+            self.young, self.old = set(), self.young
+        self.young.update(links)
+
+    def depth_of(self, links: Sequence[int]) -> int:
+        """How many of the first links are held."""
+        known, missing = 0, len(links) + 1
+        while missing - known > 1:
+            middle = (known + missing) // 2
+            link = links[middle - 1]
+            if link in self.young or link in self.old:
+                known = middle
+            else:
+                missing = middle
+        return known
