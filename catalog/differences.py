@@ -7,7 +7,7 @@ from typing import Any
 # Canonical. The order of a profile's keys is also the order in which its fingerprint hashes them.
 MODEL_KEYS = (
     "name", "aliases", "description", "source", "profiles", "scaling", "fallbacks", "routing_profile", "slo",
-    "context_length", "max_output", "capabilities",
+    "context_length", "max_output", "capabilities", "limits", "timeouts",
 )  # fmt: skip
 PROFILE_KEYS = (
     "name", "engine", "gpu_class", "tp", "pp", "gpus_per_node", "nodes", "args", "env", "min_memory_gb",

@@ -17,6 +17,7 @@ from django.utils.html import format_html
 from catalog.durations import format_duration
 from catalog.hiding import hide
 from catalog.models import Event, Key, Model, Profile
+from catalog.parts import LIMIT_KEYS, OVER_MAX_OUTPUT, TIMEOUT_KEYS
 from catalog.pieces import said
 from catalog.reading import Fault
 from catalog.spec import ENGINES, ROUTING_PROFILES
@@ -106,6 +107,8 @@ _PLACES = {
     "tools": "capabilities.tools",
     "vision": "capabilities.vision",
     "embeddings": "capabilities.embeddings",
+    **{key: f"limits.{key}" for key in (*LIMIT_KEYS, "over_max_output")},
+    **{key: f"timeouts.{key}" for key in TIMEOUT_KEYS},
 }
 _FIELD_OF = {place: field for field, place in _PLACES.items()} | {"why": "why"}
 
@@ -145,6 +148,16 @@ class ModelForm(forms.ModelForm):
     routing_profile = _choice("routing profile", ROUTING_PROFILES)
     context_length = _number("context length", "tokens; empty: the model's own")
     max_output = _number("max output", "tokens; empty: no limit of its own")
+    over_max_output = _choice(
+        "over max output", OVER_MAX_OUTPUT, "of a request for more; empty: it is refused"
+    )
+    requests_per_minute = _number("requests a minute", "of all keys together; empty: no limit")
+    tokens_per_minute = _number("tokens a minute", "of all keys together; empty: no limit")
+    concurrency = _number("at once", "requests of all keys together; empty: no limit")
+    hold = _duration("hold", "for a replica to be there; empty: as the gateway is set", "60s")
+    connect = _duration("connect", "for the engine to take it; empty: as the gateway is set", "5s")
+    first_byte = _duration("first byte", "for an answer to begin; empty: as the gateway is set", "5m")
+    idle = _duration("idle", "for its next byte; empty: as the gateway is set", "60s")
     ttft_p99 = _duration("TTFT p99", "promised time to the first token", "800ms")
     tpot_p99 = _duration("TPOT p99", "promised time per further token", "40ms")
     tools = forms.BooleanField(label="Tools", required=False)
@@ -183,6 +196,9 @@ class ModelForm(forms.ModelForm):
             "tools": model.can_tools,
             "vision": model.can_vision,
             "embeddings": model.can_embeddings,
+            "over_max_output": model.over_max_output,
+            **{key: getattr(model, key) or "" for key in LIMIT_KEYS},
+            **{key: _duration_text(getattr(spec.timeouts, key)) for key in TIMEOUT_KEYS},
         }
 
     def _post_clean(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.arguments import LLAMA_SLOTS, is_given, last_given
-from catalog.durations import MINUTE, format_duration
+from catalog.durations import HOUR, MINUTE, format_duration
 from catalog.hiding import looks_secret
 from catalog.owned import OWNED_ENV
 from catalog.proposals import known_number
@@ -16,6 +16,7 @@ from catalog.reading import quote
 from catalog.spec import ModelSpec, ProfileSpec
 
 _GB = 1_000_000_000
+LONG_HOLD = HOUR
 
 # Where an engine is told the length of its context.
 _CONTEXT = {"vllm": ("--max-model-len",), "sglang": ("--context-length",)}
@@ -67,6 +68,8 @@ def _of_model(model: ModelSpec, facts: Mapping[str, Any]) -> Iterator[Lint]:
             " which engines refuse to start or answers turn to noise; lower it, unless args extend it"
         )
         yield Lint("", "context_length", "context_above", f"{on}: {says}")
+    for field, code, says in _of_bounds(model):
+        yield Lint("", field, code, f"{on}: {says}")
     profiles = len(model.profiles)
     if profiles > 1 and all(profile.weight == 1 for profile in model.profiles):
         says = (
@@ -74,6 +77,47 @@ def _of_model(model: ModelSpec, facts: Mapping[str, Any]) -> Iterator[Lint]:
             " them, and give each its weight"
         )
         yield Lint("", "weight", "weight_unmeasured", f"{on}: {says}")
+
+
+def _of_bounds(model: ModelSpec) -> Iterator[tuple[str, str, str]]:
+    """Where one setting of what bounds a model's requests keeps another from ever mattering."""
+    context, output, timeouts = model.context_length, model.max_output, model.timeouts
+    if 0 < context < output:
+        says = (
+            f"max_output {output} is above the context_length {context}, which ends every answer before;"
+            " lower it, or leave it out"
+        )
+        yield "max_output", "output_above", says
+    if model.over_max_output and not output:
+        says = (
+            f"over_max_output {model.over_max_output} is for requests that ask for more than max_output, and"
+            " there is none; set max_output, or leave it out"
+        )
+        yield "limits.over_max_output", "output_unlimited", says
+    largest, whose = (context, "context_length") if context else (output, "max_output")
+    if 0 < model.limits.tokens_per_minute < largest:
+        says = (
+            f"tokens_per_minute {model.limits.tokens_per_minute} is below the {whose} {largest}, so that one"
+            " request may need more than a minute has; raise it"
+        )
+        yield "limits.tokens_per_minute", "tokens_below", says
+    if timeouts.hold > LONG_HOLD:
+        says = (
+            f"hold {format_duration(timeouts.hold)} is longer than clients and what stands between keep a"
+            f" connection without a word; {format_duration(LONG_HOLD)} is plenty"
+        )
+        yield "timeouts.hold", "hold_long", says
+    promises = (
+        ("first_byte", timeouts.first_byte, "TTFTp99", model.slo.ttft_p99),
+        ("idle", timeouts.idle, "TPOTp99", model.slo.tpot_p99),
+    )
+    for key, waits, promise, promised in promises:
+        if 0 < waits < promised:
+            says = (
+                f"{key} {format_duration(waits)} gives up before the {promise} of"
+                f" {format_duration(promised)} that is promised; raise it"
+            )
+            yield f"timeouts.{key}", "promise_cut", says
 
 
 def _of_profile(

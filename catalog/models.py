@@ -13,7 +13,7 @@ from django.db import connection, models, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from catalog import spec
+from catalog import parts, spec
 
 
 def database_now() -> datetime:
@@ -78,6 +78,14 @@ class Model(models.Model):
     can_tools = models.BooleanField(default=False)
     can_vision = models.BooleanField(default=False)
     can_embeddings = models.BooleanField(default=False)
+    requests_per_minute = models.PositiveIntegerField(default=0)
+    tokens_per_minute = models.PositiveIntegerField(default=0)
+    concurrency = models.PositiveIntegerField(default=0)
+    over_max_output = models.CharField(max_length=10, blank=True)
+    timeout_hold_ns = models.PositiveBigIntegerField(default=0)
+    timeout_connect_ns = models.PositiveBigIntegerField(default=0)
+    timeout_first_byte_ns = models.PositiveBigIntegerField(default=0)
+    timeout_idle_ns = models.PositiveBigIntegerField(default=0)
 
     # What the last source check found; the sentence is the law's own.
     source_state = models.CharField(max_length=10, choices=Source, blank=True, default="")
@@ -101,6 +109,18 @@ class Model(models.Model):
             models.CheckConstraint(
                 condition=Q(scaling_max__gte=F("scaling_min")), name="scaling_max_is_not_below_min"
             ),
+            models.CheckConstraint(
+                condition=Q(over_max_output__in=parts.OVER_MAX_OUTPUT), name="over_max_output_is_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    timeout_hold_ns__lte=parts.LONGEST_TIMEOUT,
+                    timeout_connect_ns__lte=parts.LONGEST_TIMEOUT,
+                    timeout_first_byte_ns__lte=parts.LONGEST_TIMEOUT,
+                    timeout_idle_ns__lte=parts.LONGEST_TIMEOUT,
+                ),
+                name="no_timeout_is_longer_than_a_day",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -116,13 +136,21 @@ class Model(models.Model):
             description=self.description,
             source=self.source,
             profiles=tuple(profile.spec for profile in self.profiles.all()),
-            scaling=spec.Scaling(self.scaling_min, self.scaling_max, self.idle_timeout_ns),
+            scaling=parts.Scaling(self.scaling_min, self.scaling_max, self.idle_timeout_ns),
             fallbacks=tuple(row.name_id for row in self.fallbacks.all()),
             routing_profile=self.routing_profile,
-            slo=spec.Slo(self.ttft_p99_ns, self.tpot_p99_ns),
+            slo=parts.Slo(self.ttft_p99_ns, self.tpot_p99_ns),
             context_length=self.context_length,
             max_output=self.max_output,
-            capabilities=spec.Capabilities(self.can_tools, self.can_vision, self.can_embeddings),
+            capabilities=parts.Capabilities(self.can_tools, self.can_vision, self.can_embeddings),
+            limits=parts.Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrency),
+            over_max_output=self.over_max_output,
+            timeouts=parts.Timeouts(
+                self.timeout_hold_ns,
+                self.timeout_connect_ns,
+                self.timeout_first_byte_ns,
+                self.timeout_idle_ns,
+            ),
         )
 
 

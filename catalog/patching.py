@@ -6,7 +6,8 @@ A field that is null is taken back to what it is when left out; a list is replac
 from collections.abc import Mapping
 from typing import Any
 
-from catalog.spec import SLO_KEYS, ModelSpec, ProfileSpec
+from catalog.parts import SLO_KEYS
+from catalog.spec import ModelSpec, ProfileSpec
 
 
 def patched(stored: ModelSpec, patch: object) -> Any:

@@ -41,6 +41,14 @@ def columns(wanted: ModelSpec) -> dict[str, Any]:
         "can_tools": wanted.capabilities.tools,
         "can_vision": wanted.capabilities.vision,
         "can_embeddings": wanted.capabilities.embeddings,
+        "requests_per_minute": wanted.limits.requests_per_minute,
+        "tokens_per_minute": wanted.limits.tokens_per_minute,
+        "concurrency": wanted.limits.concurrency,
+        "over_max_output": wanted.over_max_output,
+        "timeout_hold_ns": wanted.timeouts.hold,
+        "timeout_connect_ns": wanted.timeouts.connect,
+        "timeout_first_byte_ns": wanted.timeouts.first_byte,
+        "timeout_idle_ns": wanted.timeouts.idle,
     }
 
 

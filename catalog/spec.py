@@ -14,6 +14,16 @@ from catalog.differences import MODEL_KEYS, PROFILE_KEYS
 from catalog.durations import MINUTE, format_duration
 from catalog.names import Neighbours, declared_twice, faults_among
 from catalog.owned import owner_of
+from catalog.parts import (
+    LIMIT_KEYS,
+    Capabilities,
+    Limits,
+    Scaling,
+    Slo,
+    Timeouts,
+    Written,
+    read_over_max_output,
+)
 from catalog.reading import CatalogError, Fault, Reader, quote
 from catalog.secrets import HOW_TO_REFER, holds_secret, is_reference, name_in
 
@@ -28,33 +38,8 @@ DEFAULT_STARTUP_TIMEOUT = 20 * MINUTE
 SOURCE_LIMIT = 1_000
 HIGHEST_WEIGHT = 1_000
 
-SLO_KEYS = {"TTFTp99": "ttft_p99", "TPOTp99": "tpot_p99"}
 _ALONE = Neighbours(is_whole=False)
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """How many replicas to keep, and how long one that is on demand may be idle (0: the default)."""
-
-    min: int = 0
-    max: int = 0
-    idle_timeout: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Nanoseconds to the first token and per output token, each promised at the 99th percentile."""
-
-    ttft_p99: int = 0
-    tpot_p99: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    tools: bool = False
-    vision: bool = False
-    embeddings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +105,9 @@ class ModelSpec:
     context_length: int = 0
     max_output: int = 0
     capabilities: Capabilities = Capabilities()
+    limits: Limits = Limits()
+    over_max_output: str = ""
+    timeouts: Timeouts = Timeouts()
 
     @classmethod
     def load(cls, raw: object) -> "ModelSpec":
@@ -170,26 +158,23 @@ class ModelSpec:
         """as_dict, with durations as people write them."""
         return self._written(format_duration, ProfileSpec.as_text_dict)
 
-    def _written(
-        self, duration: Callable[[int], str | int], profile: Callable[[ProfileSpec], dict[str, Any]]
-    ) -> dict[str, Any]:
-        idle_timeout = self.scaling.idle_timeout
-        scaling: dict[str, Any] = {"min": self.scaling.min, "max": self.scaling.max}
-        scaling["idle_timeout"] = duration(idle_timeout) if idle_timeout else 0
-        capabilities = {key: getattr(self.capabilities, key) for key in ("tools", "vision", "embeddings")}
+    def _written(self, duration: Written, profile: Callable[[ProfileSpec], dict[str, Any]]) -> dict[str, Any]:
+        over = {"over_max_output": self.over_max_output} if self.over_max_output else {}
         values = {
             "name": self.name,
             "aliases": list(self.aliases),
             "description": self.description,
             "source": self.source,
             "profiles": [profile(each) for each in self.profiles],
-            "scaling": {key: value for key, value in scaling.items() if value},
+            "scaling": self.scaling.written(duration),
             "fallbacks": list(self.fallbacks),
             "routing_profile": self.routing_profile,
-            "slo": {key: duration(getattr(self.slo, attribute)) for key, attribute in SLO_KEYS.items()},
+            "slo": self.slo.written(duration),
             "context_length": self.context_length,
             "max_output": self.max_output,
-            "capabilities": {key: value for key, value in capabilities.items() if value},
+            "capabilities": self.capabilities.written(),
+            "limits": self.limits.written() | over,
+            "timeouts": self.timeouts.written(duration),
         }
         kept = ("scaling", "slo", "capabilities")
         return {key: value for key, value in values.items() if value or key in kept}
@@ -273,11 +258,15 @@ def _read_model(raw: object, faults: list[Fault], *, number: int = 0) -> ModelSp
     routing_profile = reader.name("routing_profile")
     context_length = reader.integer("context_length", negative_allowed=False)
     max_output = reader.integer("max_output", negative_allowed=False)
-    slo = _read_slo(reader.inside("slo"))
-    capabilities = _read_capabilities(reader.inside("capabilities"))
+    slo = Slo.read(reader.inside("slo"))
+    capabilities = Capabilities.read(reader.inside("capabilities"))
+    limits_reader = reader.inside("limits")
+    limits_reader.refuse_unknown_keys((*LIMIT_KEYS, "over_max_output"))
+    limits, over_max_output = Limits.read(limits_reader), read_over_max_output(limits_reader)
+    timeouts = Timeouts.read(reader.inside("timeouts"))
     raw_profiles = reader.items("profiles", "a list of profiles")
     scaling_reader = reader.inside("scaling")
-    scaling = _read_scaling(scaling_reader)
+    scaling = Scaling.read(scaling_reader)
 
     if routing_profile not in ROUTING_PROFILES:
         known = ", ".join(ROUTING_PROFILES[1:])
@@ -312,28 +301,10 @@ def _read_model(raw: object, faults: list[Fault], *, number: int = 0) -> ModelSp
         context_length,
         max_output,
         capabilities,
+        limits,
+        over_max_output,
+        timeouts,
     )
-
-
-def _read_scaling(reader: Reader) -> Scaling:
-    reader.refuse_unknown_keys(("min", "max", "idle_timeout"))
-    lowest, highest = max(reader.integer("min"), 0), reader.integer("max")
-    return Scaling(lowest, highest or lowest, reader.duration("idle_timeout"))
-
-
-def _read_slo(reader: Reader) -> Slo:
-    reader.refuse_unknown_keys((*SLO_KEYS, *SLO_KEYS.values()))
-    values = []
-    for key, other in SLO_KEYS.items():
-        if reader.has(key) and reader.has(other):
-            reader.refuse(f"slo.{key}", "duplicate", f"slo gives both {key} and {other}; keep one")
-        values.append(reader.duration(key) or reader.duration(other))
-    return Slo(*values)
-
-
-def _read_capabilities(reader: Reader) -> Capabilities:
-    reader.refuse_unknown_keys(("tools", "vision", "embeddings"))
-    return Capabilities(reader.is_true("tools"), reader.is_true("vision"), reader.is_true("embeddings"))
 
 
 def _read_profile(

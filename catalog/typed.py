@@ -8,17 +8,19 @@ own sentence about it.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from catalog.differences import PROFILE_KEYS
 from catalog.durations import format_duration, parse_duration
+from catalog.parts import LIMIT_KEYS, Limits, Scaling, Timeouts
 from catalog.reading import quote
-from catalog.spec import Scaling
+from catalog.spec import ModelSpec
 
 WHOLE_NUMBERS = frozenset(
     {
         "tp", "pp", "gpus_per_node", "nodes", "min_memory_gb", "min_disk_gb", "priority",
-        "min", "max", "context_length", "max_output",
+        "min", "max", "context_length", "max_output", *LIMIT_KEYS,
     }
 )  # fmt: skip
 NUMBERS = frozenset({"weight"})
@@ -184,6 +186,27 @@ def scaling_words(scaling: Scaling, default_idle_ns: int) -> str:
     if scaling.min == scaling.max:
         return f"kept running: {scaling.min}"
     return f"kept running: {scaling.min} to {scaling.max}"
+
+
+def limits_words(limits: Limits) -> str:
+    """Empty where there is no limit."""
+    per_minute = ((limits.requests_per_minute, "requests"), (limits.tokens_per_minute, "tokens"))
+    words = [f"{count} {what} a minute" for count, what in per_minute if count]
+    if limits.concurrency:
+        words.append(f"{limits.concurrency} at once")
+    return ", ".join(words)
+
+
+def timeouts_words(timeouts: Timeouts) -> str:
+    """Empty where all are the defaults."""
+    told = asdict(timeouts).items()
+    return ", ".join(f"{key.replace('_', ' ')} {format_duration(value)}" for key, value in told if value)
+
+
+def bounds_words(model: ModelSpec) -> str:
+    """All that bounds a model's requests. Empty where nothing does but the cluster's defaults."""
+    over = f"over max output: {model.over_max_output}" if model.over_max_output else ""
+    return ", ".join(filter(None, (limits_words(model.limits), over, timeouts_words(model.timeouts))))
 
 
 def span_words(seconds: float) -> str:

@@ -19,6 +19,7 @@ from django.test import Client
 from django.utils.html import escape
 
 from catalog.models import Model
+from catalog.parts import TIMEOUT_KEYS
 from catalog.typed import write_list, write_pairs
 
 BASE = "base"
@@ -141,7 +142,9 @@ def model_edit(client: Client, model: Form, name: str = BASE) -> Said:
 
 
 _LISTS = {"alias": "aliases", "fallback": "fallbacks"}
-_OPTIONS = {"TTFTp99": "ttft-p99", "TPOTp99": "tpot-p99"}
+_OPTIONS = {"TTFTp99": "ttft-p99", "TPOTp99": "tpot-p99"} | {
+    key: f"timeout-{key.replace('_', '-')}" for key in TIMEOUT_KEYS
+}
 
 
 def _fields(model: Form) -> Iterator[str]:

@@ -26,7 +26,17 @@ def llama(*args: str, context_length: int = 4096) -> ModelSpec:
 
 FACTS = {"commit": "abc", "bytes": 15_500_000_000, "context_length": 8192, "attention_heads": 28}
 TOOLS = {"tools": True}
-OF_THE_MODEL = ("scaling.idle_timeout", "context_length", "weight")
+OF_THE_MODEL = (
+    "scaling.idle_timeout",
+    "context_length",
+    "weight",
+    "max_output",
+    "limits.over_max_output",
+    "limits.tokens_per_minute",
+    "timeouts.hold",
+    "timeouts.first_byte",
+    "timeouts.idle",
+)
 
 FOUND: dict[str, tuple[ModelSpec, dict[str, Any], tuple[str, str, str]]] = {
     "an idle time-out under a minute": (
@@ -192,6 +202,84 @@ FOUND: dict[str, tuple[ModelSpec, dict[str, Any], tuple[str, str, str]]] = {
         {},
         ("args", "context_below", "--kv-unified-per-slot 2048 is below the context_length 4096; raise it"),
     ),
+    "more output than context": (
+        model(context_length=4096, max_output=5000),
+        {},
+        (
+            "max_output",
+            "output_above",
+            (
+                "max_output 5000 is above the context_length 4096, which ends every answer before; lower it,"
+                " or leave it out"
+            ),
+        ),
+    ),
+    "a way with long answers, and no length": (
+        model(limits={"over_max_output": "clamp"}),
+        {},
+        (
+            "limits.over_max_output",
+            "output_unlimited",
+            (
+                "over_max_output clamp is for requests that ask for more than max_output, and there is none;"
+                " set max_output, or leave it out"
+            ),
+        ),
+    ),
+    "fewer tokens a minute than a request may have": (
+        model(context_length=4096, limits={"tokens_per_minute": 4095}),
+        {},
+        (
+            "limits.tokens_per_minute",
+            "tokens_below",
+            (
+                "tokens_per_minute 4095 is below the context_length 4096, so that one request may need more"
+                " than a minute has; raise it"
+            ),
+        ),
+    ),
+    "fewer tokens a minute than an answer may have": (
+        model(max_output=100, limits={"tokens_per_minute": 99}),
+        {},
+        (
+            "limits.tokens_per_minute",
+            "tokens_below",
+            (
+                "tokens_per_minute 99 is below the max_output 100, so that one request may need more than a"
+                " minute has; raise it"
+            ),
+        ),
+    ),
+    "a hold of hours": (
+        model(timeouts={"hold": "1h1s"}),
+        {},
+        (
+            "timeouts.hold",
+            "hold_long",
+            (
+                "hold 1h1s is longer than clients and what stands between keep a connection without a word;"
+                " 1h is plenty"
+            ),
+        ),
+    ),
+    "less patience than is promised to be enough": (
+        model(slo={"TTFTp99": "2s"}, timeouts={"first_byte": "1s"}),
+        {},
+        (
+            "timeouts.first_byte",
+            "promise_cut",
+            "first_byte 1s gives up before the TTFTp99 of 2s that is promised; raise it",
+        ),
+    ),
+    "less patience between tokens than is promised to be enough": (
+        model(slo={"TPOTp99": "50ms"}, timeouts={"idle": "49ms"}),
+        {},
+        (
+            "timeouts.idle",
+            "promise_cut",
+            "idle 49ms gives up before the TPOTp99 of 50ms that is promised; raise it",
+        ),
+    ),
 }
 
 
@@ -242,6 +330,16 @@ PASSED: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "a cache that is unified no more": (llama("-c", "16384", "--kv-unified", "--no-kv-unified"), {}),
     "a slot with as much as declared": (llama("-c", "8192", "--kv-unified-per-slot", "4096"), {}),
     "no context declared": (llama("-c", "8", context_length=0), {}),
+    "bounds that fit each other": (
+        model(
+            context_length=4096,
+            max_output=4096,
+            limits={"tokens_per_minute": 4096, "over_max_output": "refuse"},
+            timeouts={"hold": "1h", "first_byte": "2s", "idle": "50ms"},
+            slo={"TTFTp99": "2s", "TPOTp99": "50ms"},
+        ),
+        {},
+    ),
 }
 
 

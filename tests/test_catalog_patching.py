@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.parts import (
+    LONGEST_TIMEOUT,
+    OVER_MAX_OUTPUT,
+    Capabilities,
+    Limits,
+    Scaling,
+    Slo,
+    Timeouts,
+)
 from catalog.patching import merged, patched, patched_profile
 from catalog.reading import INT_LIMIT, CatalogError
-from catalog.spec import ROUTING_PROFILES, Capabilities, ModelSpec, ProfileSpec, Scaling, Slo
+from catalog.spec import ROUTING_PROFILES, ModelSpec, ProfileSpec
 from tests.test_catalog_spec import NAMES, PROFILES, TEXTS
 
 # --- RFC 7396 -------------------------------------------------------------------------------------
@@ -90,6 +99,9 @@ MODELS = st.builds(
     context_length=st.integers(0, INT_LIMIT),
     max_output=st.integers(0, INT_LIMIT),
     capabilities=st.builds(Capabilities, st.booleans(), st.booleans(), st.booleans()),
+    limits=st.builds(Limits, *[st.integers(0, INT_LIMIT)] * 3),
+    over_max_output=st.sampled_from(OVER_MAX_OUTPUT),
+    timeouts=st.builds(Timeouts, *[st.integers(0, LONGEST_TIMEOUT)] * 4),
 )
 
 
@@ -185,6 +197,9 @@ ANY_MODEL = st.builds(
     context_length=st.integers(0, 2**63 - 1),
     max_output=st.integers(0, 2**63 - 1),
     capabilities=st.builds(Capabilities, st.booleans(), st.booleans(), st.booleans()),
+    limits=st.builds(Limits, *[st.integers(0, 2**63 - 1)] * 3),
+    over_max_output=ANYTHING,
+    timeouts=st.builds(Timeouts, *[st.integers(0, 2**63 - 1)] * 4),
 )
 
 

@@ -220,6 +220,46 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         model(aliases=["n"], fallbacks=["n"]),
         'model "m": fallback "n" is the model itself; name another model',
     ),
+    "a limit below nothing": (
+        model(limits={"concurrency": -1}),
+        'model "m": limits.concurrency cannot be below 0, and is -1; use 0 for none',
+    ),
+    "a limit that is true": (
+        model(limits={"requests_per_minute": True}),
+        'model "m": limits.requests_per_minute must be a whole number, not true or false',
+    ),
+    "a limit beyond its column": (
+        model(limits={"tokens_per_minute": 2**31}),
+        'model "m": limits.tokens_per_minute is out of range; at most 2147483647 is possible',
+    ),
+    "a limit that there is not": (
+        model(limits={"rpm": 1}),
+        (
+            'model "m": unknown key "rpm" in limits; the keys are requests_per_minute, tokens_per_minute,'
+            " concurrency, over_max_output"
+        ),
+    ),
+    "an unknown way with long answers": (
+        model(limits={"over_max_output": "cut"}),
+        'model "m": limits.over_max_output "cut" is not known; choose clamp or refuse, or leave it out',
+    ),
+    "limits in a list": (model(limits=[]), 'model "m": limits must be a map of fields, not a list'),
+    "a time-out below nothing": (
+        model(timeouts={"hold": "-1s"}),
+        'model "m": timeouts.hold cannot be below 0; leave it out, or give 0',
+    ),
+    "a time-out of a decimal number": (
+        model(timeouts={"connect": 1.5}),
+        'model "m": timeouts.connect must be a duration such as 20m or 1.5s',
+    ),
+    "a time-out of more than a day": (
+        model(timeouts={"first_byte": "24h1s"}),
+        'model "m": timeouts.first_byte is longer than 24h; give a shorter one, as no client waits so long',
+    ),
+    "a time-out that there is not": (
+        model(timeouts={"total": "1m"}),
+        'model "m": unknown key "total" in timeouts; the keys are hold, connect, first_byte, idle',
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.durations import MINUTE
-from catalog.spec import Scaling
+from catalog.parts import Scaling
 from catalog.typed import (
     TypingError,
     read_list,

@@ -12,6 +12,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from catalog.differences import MODEL_KEYS, PROFILE_KEYS
+from catalog.parts import LIMIT_KEYS, TIMEOUT_KEYS
 from catalog.reading import CatalogError
 from catalog.schema import models
 from catalog.schema.fields import DURATION
@@ -36,10 +37,14 @@ def test_it_has_each_field_of_the_law_and_no_other() -> None:
         model_form(
             scaling={"min": 1, "max": 1, "idle_timeout": "20m"},
             capabilities={"tools": True, "vision": True, "embeddings": True},
+            limits={**dict.fromkeys(LIMIT_KEYS, 1), "over_max_output": "clamp"},
+            timeouts=dict.fromkeys(TIMEOUT_KEYS, "1m"),
         )
     ).as_text_dict()
     assert {*models.ScalingSerializer().fields} == {*known["scaling"]}
     assert {*models.CapabilitiesSerializer().fields} == {*known["capabilities"]}
+    assert {*models.LimitsSerializer().fields} == {*known["limits"]}
+    assert {*models.TimeoutsSerializer().fields} == {*known["timeouts"]}
     assert {*known["slo"]} | {"ttft_p99", "tpot_p99"} == {*models.SloSerializer().fields}
 
 

@@ -20,6 +20,7 @@ from catalog.durations import MILLISECOND
 from catalog.hiding import HIDDEN
 from catalog.keys import KeyText
 from catalog.models import Event, Key, Model, Profile
+from catalog.parts import LIMIT_KEYS, TIMEOUT_KEYS
 from nodes.models import Node, Unplaced
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited
 
@@ -140,6 +141,9 @@ WHOLE = (
     *("--idle-timeout", "1h30m", "--fallback", "other", "--routing-profile", "prefix"),
     *("--ttft-p99", "300ms", "--tpot-p99", "50ms", "--context-length", "8192", "--max-output", "512"),
     *("--capability", "tools", "--capability", "vision", "--capability", "embeddings"),
+    *("--requests-per-minute", "60", "--tokens-per-minute", "90000", "--concurrency", "4"),
+    *("--over-max-output", "clamp", "--timeout-hold", "5m", "--timeout-connect", "1s"),
+    *("--timeout-first-byte", "2m", "--timeout-idle", "30s"),
     *("--profile", "wide", "engine=sim", "gpu_class=sim", "tp=4", "pp=2", "nodes=2", "gpus_per_node=4"),
     *("--profile", "wide", "args=--delay", "args=", "env.A=1", "env.B=", "node_selector.zone=a"),
     *("--profile", "wide", "min_memory_gb=4", "min_disk_gb=9", "weight=0.5", "priority=-5"),
@@ -154,6 +158,8 @@ def test_no_field_is_missing_at_the_shell() -> None:
     assert set(form) == set(MODEL_KEYS)
     assert set(form["profiles"][0]) == set(PROFILE_KEYS)
     assert set(form["scaling"]) == {"min", "max", "idle_timeout"}
+    assert set(form["limits"]) == {*LIMIT_KEYS, "over_max_output"}
+    assert set(form["timeouts"]) == set(TIMEOUT_KEYS)
     assert form["slo"] == {"TTFTp99": 300 * MILLISECOND, "TPOTp99": 50 * MILLISECOND}
     assert form["capabilities"] == {"tools": True, "vision": True, "embeddings": True}
     assert form["profiles"][0]["args"] == ["--delay", ""]
@@ -169,7 +175,9 @@ def test_model_edit_says_all_that_model_add_says_and_takes_it_back() -> None:
 
     fields = (
         *("--description", "--min", "--max", "--idle-timeout", "--routing-profile", "--ttft-p99"),
-        *("--tpot-p99", "--context-length", "--max-output"),
+        *("--tpot-p99", "--context-length", "--max-output", "--requests-per-minute", "--tokens-per-minute"),
+        *("--concurrency", "--over-max-output", "--timeout-hold", "--timeout-connect"),
+        *("--timeout-first-byte", "--timeout-idle"),
     )
     kept = ("name", "engine", "gpu_class")
     settings = [f"{key}=" for key in PROFILE_KEYS if key not in kept]
@@ -346,11 +354,11 @@ def test_models_prints_a_table() -> None:
     a_replica(model, a_node())
     edited(model, tp=2)
     Unplaced.objects.create(model=model, missing=1, why="0 of 1 node: 1 lacks 2 free sim")
-    a_model("off", scaling={})
+    a_model("off", scaling={}, limits={"concurrency": 4})
     assert manage("models").splitlines() == [
-        "MODEL  SCALING               READY   STALE  SOURCE",
-        "tiny   kept running: 1 to 2  1 of 2  1      found",
-        "off    off                   0 of 0  -      found",
+        "MODEL  SCALING               READY   STALE  SOURCE  LIMITS",
+        "tiny   kept running: 1 to 2  1 of 2  1      found   -",
+        "off    off                   0 of 0  -      found   4 at once",
         "tiny is 1 short: 0 of 1 node: 1 lacks 2 free sim",
     ]
 

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils.html import escape
 
 from catalog.models import Event, Model, Name, Profile
-from catalog.spec import Scaling
+from catalog.parts import Scaling
 from tests.cast import a_model, a_node, a_replica, alice
 from tests.doors import address_of, manage
 from tests.pages import MODELS, change, form_of, page

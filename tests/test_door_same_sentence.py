@@ -130,6 +130,33 @@ BAD = [
     ),
     pytest.param(form(slo={"TTFTp99": "fast"}), "slo.TTFTp99 must be a duration", id="no promise"),
     pytest.param(form(slo={"TPOTp99": "-1s"}), "slo.TPOTp99 cannot be below 0", id="a promise of the past"),
+    pytest.param(
+        form(limits={"concurrency": -1}), "limits.concurrency cannot be below 0", id="fewer than none at once"
+    ),
+    pytest.param(
+        form(limits={"requests_per_minute": "many"}),
+        "limits.requests_per_minute must be a whole number, not a text",
+        id="a word for a limit",
+    ),
+    pytest.param(
+        form(limits={"tokens_per_minute": 2**31}),
+        "limits.tokens_per_minute is out of range",
+        id="a limit beyond its column",
+    ),
+    pytest.param(
+        form(limits={"over_max_output": "cut"}),
+        'limits.over_max_output "cut" is not known; choose clamp or refuse',
+        id="no such way with long answers",
+    ),
+    pytest.param(
+        form(timeouts={"hold": "for ever"}), "timeouts.hold must be a duration", id="no length of a hold"
+    ),
+    pytest.param(
+        form(timeouts={"idle": "25h"}), "timeouts.idle is longer than 24h", id="a time-out of a day"
+    ),
+    pytest.param(
+        form(timeouts={"connect": "-1s"}), "timeouts.connect cannot be below 0", id="a time-out of the past"
+    ),
     pytest.param(form(scaling={"max": -1}), "scaling max -1 is below min 0", id="a negative max"),
     pytest.param(
         form(scaling={"max": 1, "idle_timeout": "300000000h"}),
@@ -230,6 +257,11 @@ JSON_BAD = [
         form(scaling={"mx": 1}), 'unknown key "mx" in scaling; did you mean max?', id="a key inside"
     ),
     pytest.param(form(replicas=1), 'unknown key "replicas"', id="a key that is none"),
+    pytest.param(
+        form(limits={"concurrency": 1.5}), "must be a whole number, not a decimal", id="half a request"
+    ),
+    pytest.param(form(limits={"rpm": 1}), 'unknown key "rpm" in limits', id="a limit that there is not"),
+    pytest.param(form(timeouts={"first_byte": 1.5}), "must be a duration", id="a decimal time-out"),
     pytest.param(
         form(capabilities={"tools": 1}), "capabilities.tools must be true or false", id="one for true"
     ),

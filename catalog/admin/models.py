@@ -33,9 +33,10 @@ from catalog.forms import ModelForm
 from catalog.hiding import SEE_ENV, hide_model
 from catalog.models import Model
 from catalog.pages import VerbAdmin
+from catalog.parts import LIMIT_KEYS, TIMEOUT_KEYS
 from catalog.pieces import as_json, badge, said, sentence, table
 from catalog.reading import CatalogError
-from catalog.typed import scaling_words, span_words
+from catalog.typed import bounds_words, scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Demand
 from nodes.outlook import why_of
@@ -56,7 +57,7 @@ _MESSAGE_LEVELS = {"ok": messages.SUCCESS, "warn": messages.WARNING, "refuse": m
 class ModelAdmin(VerbAdmin):
     form = ModelForm
     inlines = (ProfileInline,)
-    list_display = ("name", "scaling", "ready", "stale", "source_found", "asked")
+    list_display = ("name", "scaling", "ready", "stale", "source_found", "asked", "limits")
     list_filter = (AttentionFilter, ScalingFilter, EngineFilter, "source_state")
     search_fields = ("names__name", "source", "description")
     actions: ClassVar[list[Any]] = [check_sources, pin, roll, end_roll, turn_off, remove]
@@ -68,7 +69,9 @@ class ModelAdmin(VerbAdmin):
             "Scaling",
             {"fields": (("scaling_min", "scaling_max", "idle_timeout"), "fallbacks", "routing_profile")},
         ),
-        ("Limits and promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
+        ("Lengths and promises", {"fields": (("context_length", "max_output"), ("ttft_p99", "tpot_p99"))}),
+        ("Limits", {"fields": ((*LIMIT_KEYS, "over_max_output"),)}),
+        ("Time-outs of its requests", {"fields": (TIMEOUT_KEYS,)}),
         ("Capabilities", {"fields": (("tools", "vision", "embeddings"),)}),
         ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
@@ -86,6 +89,10 @@ class ModelAdmin(VerbAdmin):
     @admin.display(description="scaling", ordering="scaling_max")
     def scaling(self, model: Model) -> str:
         return scaling_words(spec_of(model).scaling, settings.LLMGW_IDLE_TIMEOUT)
+
+    @admin.display(description="limits")
+    def limits(self, model: Model) -> str:
+        return bounds_words(spec_of(model)) or "-"
 
     @admin.display(description="last asked for", ordering=F("asked_at").asc(nulls_first=True))
     def asked(self, model: Model) -> str:

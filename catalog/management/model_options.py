@@ -13,6 +13,7 @@ from typing import Any
 
 from django.core.management.base import DjangoHelpFormatter
 
+from catalog.parts import OVER_MAX_OUTPUT
 from catalog.patching import merged, patched_profile
 from catalog.reading import NAME_LIMIT, quote
 from catalog.spec import ENGINES, ROUTING_PROFILES, ModelSpec
@@ -41,6 +42,17 @@ _FIELDS: Mapping[str, tuple[str, str, str]] = {
     "max-output": ("max_output", "N", "tokens"),
     "ttft-p99": ("slo.TTFTp99", "TIME", "promised time to the first token, as 800ms"),
     "tpot-p99": ("slo.TPOTp99", "TIME", "promised time per further token, as 40ms"),
+    "requests-per-minute": ("limits.requests_per_minute", "N", "of all keys together; 0: no limit"),
+    "tokens-per-minute": ("limits.tokens_per_minute", "N", "of all keys together; 0: no limit"),
+    "concurrency": ("limits.concurrency", "N", "requests at once, of all keys together; 0: no limit"),
+    "over-max-output": (
+        *("limits.over_max_output", "HOW"),
+        f"of a request for more than max-output: {' or '.join(OVER_MAX_OUTPUT[1:])}; refuse, if left out",
+    ),
+    "timeout-hold": ("timeouts.hold", "TIME", "how long a request waits for a replica, as 60s"),
+    "timeout-connect": ("timeouts.connect", "TIME", "for the engine to take it, as 5s"),
+    "timeout-first-byte": ("timeouts.first_byte", "TIME", "for an answer to begin, as 5m"),
+    "timeout-idle": ("timeouts.idle", "TIME", "for an answer's next byte, as 60s"),
 }
 # Option -> the list of names in the model's JSON, and what one of them is.
 _LISTS: Mapping[str, tuple[str, str]] = {

@@ -12,6 +12,7 @@ from drf_spectacular.utils import (
 from rest_framework import serializers as shapes
 
 from catalog.models import Model
+from catalog.parts import OVER_MAX_OUTPUT
 from catalog.reading import ENTRIES_LIMIT, NAME_LIMIT, TEXT_LIMIT
 from catalog.schema import fields
 from catalog.schema.beside import DRY_RUN, ETAG, GONE, IF_MATCH, LOCATION, MODEL_NAME, WHY
@@ -68,6 +69,28 @@ class CapabilitiesSerializer(shapes.Serializer):
     tools = shapes.BooleanField(required=False)
     vision = shapes.BooleanField(required=False)
     embeddings = shapes.BooleanField(required=False)
+
+
+class LimitsSerializer(shapes.Serializer):
+    """How much may be asked of it with all keys together."""
+
+    requests_per_minute = fields.whole("0: no limit.", lowest=0)
+    tokens_per_minute = fields.whole("0: no limit.", lowest=0)
+    concurrency = fields.whole("Requests at once; 0: no limit.", lowest=0)
+    over_max_output = shapes.ChoiceField(
+        OVER_MAX_OUTPUT,
+        required=False,
+        help_text="Of a request for more than max_output; refuse, if left out.",
+    )
+
+
+class TimeoutsSerializer(shapes.Serializer):
+    """How long a request waits: at most 24h each; what is left out is as the gateway is set."""
+
+    hold = fields.duration("For a replica to be there.")
+    connect = fields.duration("For the engine to take the connection.")
+    first_byte = fields.duration("For the answer to begin.")
+    idle = fields.duration("For the answer's next byte.")
 
 
 class RollSerializer(shapes.Serializer):
@@ -132,6 +155,8 @@ class ModelSerializer(shapes.Serializer):
     context_length = fields.whole("Tokens; 0: the model's own.", lowest=0)
     max_output = fields.whole("Tokens; 0: no limit of its own.", lowest=0)
     capabilities = CapabilitiesSerializer(required=False)
+    limits = LimitsSerializer(required=False)
+    timeouts = TimeoutsSerializer(required=False)
     status = StatusSerializer(read_only=True)
     why = fields.why(write_only=True)
     skip_source_check = shapes.BooleanField(
@@ -168,6 +193,16 @@ class CapabilitiesPatchSerializer(CapabilitiesSerializer):
         return _emptied(CapabilitiesSerializer)
 
 
+class LimitsPatchSerializer(LimitsSerializer):
+    def get_fields(self) -> dict[str, shapes.Field]:
+        return _emptied(LimitsSerializer)
+
+
+class TimeoutsPatchSerializer(TimeoutsSerializer):
+    def get_fields(self) -> dict[str, shapes.Field]:
+        return _emptied(TimeoutsSerializer)
+
+
 class ModelPatchSerializer(ModelSerializer):
     """A JSON merge patch (RFC 7396): null takes a field back, a list is replaced whole."""
 
@@ -176,6 +211,8 @@ class ModelPatchSerializer(ModelSerializer):
             "scaling": ScalingPatchSerializer(),
             "slo": SloPatchSerializer(),
             "capabilities": CapabilitiesPatchSerializer(),
+            "limits": LimitsPatchSerializer(),
+            "timeouts": TimeoutsPatchSerializer(),
         }
         found = _emptied(ModelSerializer) | inner
         for name in inner:

@@ -12,7 +12,7 @@ from catalog.actions import read_catalog
 from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.models import Model
 from catalog.reading import shown
-from catalog.typed import scaling_words
+from catalog.typed import bounds_words, scaling_words
 from nodes.showing import model_as_dict, models_with_replicas, spec_of, tally
 
 
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             if not rows:
                 self.stdout.write("The catalog is empty; manage.py model_add adds a model.")
                 return
-            headings = ("model", "scaling", "ready", "stale", "source")
+            headings = ("model", "scaling", "ready", "stale", "source", "limits")
             print_table(self.stdout, headings, [_line(row) for row in rows])
             for row in rows:
                 if hasattr(row, "unplaced"):
@@ -55,4 +55,5 @@ def _line(row: Model) -> tuple[object, ...]:
         f"{counted.ready} of {counted.wanted}",
         counted.stale or "",
         Model.Source(row.source_state).label,
+        bounds_words(spec_of(row)),
     )
