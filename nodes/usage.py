@@ -1,148 +1,151 @@
-"""What requests used, as it is counted, added up and read: numbers, and times in histograms of fixed bounds.
+"""What requests used, as the database keeps it: added by gateways, told by minute or hour, and forgotten.
 
-Tallies of any two processes, minutes or models can be added, and what is added is never added twice by
-anything here: who adds decides that. No request is kept, only sums.
+Minutes and hours are written side by side, so that a question about a month reads a few hundred rows and no
+roll-up can fail half-way; minutes go after two days, hours after ninety. What each model ever did is a row of
+its own that only grows, which is what a counter of Prometheus must do.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from typing import Any
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-_DIGITS = ("1", "1.25", "1.6", "2", "2.5", "3.2", "4", "5", "6.3", "8")
-BOUNDS_S = (*(float(f"{digits}e{power}") for power in range(-3, 3) for digits in _DIGITS), 1000.0)
-"""The upper ends of the buckets: ten a decade, from a millisecond up. Slower ones are in one more."""
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
 
-TIMES = ("ttft", "tpot", "queue", "hold", "duration")
-"""To the first token and between tokens (streams alone), waiting for limits and engines' connections, waiting
-for a replica, and in all."""
+from catalog.models import Key, Name
+from nodes.models import Gateway, Usage
+from nodes.tallies import SUMS, Tally
 
-OK, REFUSED, FAILED, LEFT = "2xx", "4xx", "5xx", "499"
-"""How a request ended: answered, refused for what it was, failed by llmgw or an engine (a stream that was cut
-as well), or left by its client."""
-OUTCOMES = (OK, REFUSED, FAILED, LEFT)
+KEEP_MINUTES = timedelta(hours=48)
+KEEP_HOURS = timedelta(days=90)
+BITE = 5_000
+"""Rows that are removed at once."""
 
-CODES_AT_ONCE = 32
-"""Codes of errors told apart in one tally. Engines make up their own, and the rest are counted as one."""
-OTHER = "other"
+MINUTE_S, HOUR_S = 60, 3600
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
+_COLUMNS = (*SUMS, "codes", "times")
+_PLACE = ("span", "begins_at", "key", "model", "endpoint", "outcome")
 
-
-class Histogram:
-    """How many lasted how long."""
-
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.total_s = 0.0
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    def add(self, other: Histogram) -> None:
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.total_s += other.total_s
-
-    def quantile(self, part: float) -> float | None:
-        """In seconds, as if times were spread evenly within their bucket; None of nothing. What is slower
-        than the last bound is told as that bound."""
-        rank = part * self.count
-        if not rank:
-            return None
-        below = 0
-        for place, count in enumerate(self.counts[:-1]):
-            if below + count >= rank:
-                low = BOUNDS_S[place - 1] if place else 0.0
-                return low + (BOUNDS_S[place] - low) * (rank - below) / count
-            below += count
-        return BOUNDS_S[-1]
-
-    def as_list(self) -> list[float]:
-        """The total, then the counts up to the last that is not 0."""
-        last = max((place for place, count in enumerate(self.counts) if count), default=-1)
-        return [round(self.total_s, 6), *self.counts[: last + 1]]
-
-    @classmethod
-    def of_list(cls, kept: list[float]) -> Histogram:
-        found = cls()
-        found.total_s = float(kept[0])
-        found.counts[: len(kept) - 1] = [int(count) for count in kept[1:]]
-        return found
+Place = tuple[str, str, str, str]
+"""Key, model, endpoint, outcome."""
 
 
-class Tally:
-    """What some requests used. `errors` were refused or failed, by code in `codes`; those whose client left
-    are in `left` alone. Tokens are the engines' own counts."""
+# --- added ----------------------------------------------------------------------------------------
 
-    __slots__ = (
-        "cached_tokens",
-        "codes",
-        "completion_tokens",
-        "errors",
-        "left",
-        "prompt_tokens",
-        "requests",
-        "times",
+
+def add_lot(gateway: uuid.UUID, number: int, at_s: float, lot: Mapping[Place, Tally]) -> None:
+    """Adds what one gateway counted around a moment (seconds of the database's clock). A lot with the number
+    of one that was added, or a lower one, adds nothing: its first try got through and the answer did not."""
+    with transaction.atomic():
+        Gateway.objects.get_or_create(pk=gateway)
+        if Gateway.objects.filter(pk=gateway, lots__lt=number).update(lots=number):
+            _add(_rows(at_s, lot))
+
+
+def _rows(at_s: float, lot: Mapping[Place, Tally]) -> dict[tuple[str, datetime, str, str, str, str], Tally]:
+    minute, hour = (datetime.fromtimestamp(at_s - at_s % span, UTC) for span in (MINUTE_S, HOUR_S))
+    rows: dict[tuple[str, datetime, str, str, str, str], Tally] = {}
+    for (key, model, endpoint, outcome), tally in lot.items():
+        for place in (
+            (Usage.Span.MINUTE.value, minute, key, model, "", ""),
+            (Usage.Span.HOUR.value, hour, key, model, "", ""),
+            (Usage.Span.EVER.value, _EVER, "", model, endpoint, outcome),
+        ):
+            rows.setdefault(place, Tally()).add(tally)
+    return rows
+
+
+def _add(rows: Mapping[tuple[str, datetime, str, str, str, str], Tally]) -> None:
+    """Rows are made first, then locked, always in the same order: of gateways that add at once, none waits
+    for one that waits for it."""
+    names = dict(Key.objects.filter(pk__in={key for _, _, key, *_ in rows}).values_list("pk", "name"))
+    places = [dict(zip(_PLACE, place, strict=True)) for place in sorted(rows)]
+    Usage.objects.bulk_create(
+        [Usage(**place, key_name=names.get(str(place["key"]), "")) for place in places], ignore_conflicts=True
     )
-
-    def __init__(self) -> None:
-        self.requests = self.errors = self.left = 0
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
-        self.codes: dict[str, int] = {}
-        self.times: dict[str, Histogram] = {}
-
-    def observe(self, time: str, seconds: float | None) -> None:
-        if seconds is not None:
-            histogram = self.times.get(time)
-            if histogram is None:
-                histogram = self.times[time] = Histogram()
-            histogram.observe(seconds)
-
-    def count_code(self, code: str, times: int = 1) -> None:
-        if code not in self.codes and len(self.codes) >= CODES_AT_ONCE:
-            code = OTHER
-        self.codes[code] = self.codes.get(code, 0) + times
-
-    def add(self, other: Tally) -> None:
-        for name in SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for code, times in other.codes.items():
-            self.count_code(code, times)
-        for time, histogram in other.times.items():
-            self.times.setdefault(time, Histogram()).add(histogram)
-
-    def quantile(self, time: str, part: float) -> float | None:
-        return self.times[time].quantile(part) if time in self.times else None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in SUMS},
-            "codes": dict(self.codes),
-            "times": {time: histogram.as_list() for time, histogram in self.times.items()},
-        }
-
-    @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Tally:
-        """From what `as_dict` gave, or a row of the same columns."""
-        found = cls()
-        for name in SUMS:
-            setattr(found, name, kept[name])
-        found.codes = dict(kept["codes"])
-        found.times = {time: Histogram.of_list(counts) for time, counts in kept["times"].items()}
-        return found
+    there = Usage.objects.filter(
+        **{f"{name}__in": {place[name] for place in places} for name in ("span", "begins_at", "key", "model")}
+    )
+    written = []
+    for row in there.order_by("pk").select_for_update():
+        added = rows.get((row.span, row.begins_at, row.key, row.model, row.endpoint, row.outcome))
+        if added is not None:
+            found = Tally.of({name: getattr(row, name) for name in _COLUMNS})
+            found.add(added)
+            for name, value in found.as_dict().items():
+                setattr(row, name, value)
+            written.append(row)
+    Usage.objects.bulk_create(written, update_conflicts=True, unique_fields=_PLACE, update_fields=_COLUMNS)
 
 
-SUMS = ("requests", "errors", "left", "prompt_tokens", "cached_tokens", "completion_tokens")
+# --- told -----------------------------------------------------------------------------------------
 
 
-def total(tallies: Iterable[Tally]) -> Tally:
-    found = Tally()
-    for tally in tallies:
-        found.add(tally)
-    return found
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was used: by a key, of a model, or both. What it is not told apart by is empty."""
+
+    key: str
+    key_name: str
+    model: str
+    tally: Tally
+
+
+def used(
+    now: datetime, since: timedelta, *, by: Collection[str] = ("key", "model"), where: Q | None = None
+) -> list[Line]:
+    """From so long ago until now, which is the database's; most requests first. What began more than two days
+    ago begins with a whole hour."""
+    rows = Usage.objects.filter(_lately(now, since), where or Q())
+    names: dict[str, str] = {}
+    found: dict[tuple[str, str], Tally] = {}
+    for row in rows.order_by("begins_at").values("key", "key_name", "model", *_COLUMNS):
+        place = (row["key"] if "key" in by else "", row["model"] if "model" in by else "")
+        names[place[0]] = row["key_name"]
+        found.setdefault(place, Tally()).add(Tally.of(row))
+    lines = [Line(key, names[key] if key else "", model, tally) for (key, model), tally in found.items()]
+    return sorted(lines, key=lambda line: (-line.tally.requests, line.model, line.key_name, line.key))
+
+
+def _lately(now: datetime, since: timedelta) -> Q:
+    """Minutes up to the first whole hour, and hours from there. What a clock that was ahead wrote counts."""
+    begins = (now - since).replace(second=0, microsecond=0)
+    whole = begins.replace(minute=0)
+    if since > KEEP_MINUTES:
+        return Q(span=Usage.Span.HOUR, begins_at__gte=whole)
+    if begins > whole:
+        whole += timedelta(hours=1)
+    minutes = Q(span=Usage.Span.MINUTE, begins_at__gte=begins, begins_at__lt=whole)
+    return minutes | Q(span=Usage.Span.HOUR, begins_at__gte=whole)
+
+
+def ever() -> list[tuple[str, str, str, Tally]]:
+    """What each model that there is did since it was first asked for, by endpoint and outcome; under no name
+    what was none of theirs."""
+    rows = Usage.objects.filter(Q(model="") | Q(model__in=_canonical()), span=Usage.Span.EVER)
+    told = rows.order_by("pk").values("model", "endpoint", "outcome", *_COLUMNS)
+    return [(row["model"], row["endpoint"], row["outcome"], Tally.of(row)) for row in told]
+
+
+def _canonical() -> QuerySet[Name, str]:
+    return Name.objects.filter(is_canonical=True).values_list("name", flat=True)
+
+
+# --- forgotten ------------------------------------------------------------------------------------
+
+
+def forget() -> bool:
+    """Removes one bite of what is too old, and whether there may be more."""
+    span, hours = Usage.Span, Usage.objects.filter(span=Usage.Span.HOUR, model=OuterRef("model"))
+    old = (
+        Q(span=span.MINUTE, begins_at__lt=Now() - KEEP_MINUTES - timedelta(hours=1))
+        | Q(span=span.HOUR, begins_at__lt=Now() - KEEP_HOURS)
+        | Q(span=span.EVER) & ~Q(model="") & ~Q(model__in=_canonical()) & ~Exists(hours)
+    )
+    bite = list(Usage.objects.filter(old).values_list("pk", flat=True)[:BITE])
+    Usage.objects.filter(pk__in=bite).delete()
+    return len(bite) == BITE

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.django_db
 
 roles = import_module("llmgw.migrations.0001_roles")
 reconciler = import_module("llmgw.migrations.0002_reconciler")
+usage = import_module("llmgw.migrations.0003_usage")
 
 
 def run(step: Any, name: str = "0001_roles") -> None:
@@ -30,9 +31,10 @@ def may(role: str) -> set[str]:
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
         "view_cluster", "view_event", "view_key", "view_model", "view_node", "view_orphan", "view_replica",
+        "view_usage",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
-        "add_key", "add_model", "change_cluster", "change_key", "change_model", "change_node",
+        "add_key", "add_model", "all_usage", "change_cluster", "change_key", "change_model", "change_node",
         "change_replica", "delete_model", "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
@@ -61,6 +63,7 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(usage.take_back, "0003_usage")
     run(reconciler.take_back, "0002_reconciler")
     Group.objects.get(name="operator").user_set.add(User.objects.create_user("otto"))
     Group.objects.get(name="admin").permissions.add(Permission.objects.get(codename="add_session"))
@@ -68,13 +71,26 @@ def test_going_back_takes_groups_that_nobody_uses() -> None:
     assert set(Group.objects.values_list("name", flat=True)) == {"operator", "admin"}
 
 
-def test_what_was_given_for_the_reconciler_is_given_once_and_taken_back() -> None:
-    given = {"viewer": {"view_cluster"}, "operator": {"view_cluster", "change_cluster"}}
+@pytest.mark.parametrize(
+    ("step", "name", "given"),
+    [
+        (
+            reconciler,
+            "0002_reconciler",
+            {"viewer": {"view_cluster"}, "operator": {"view_cluster", "change_cluster"}},
+        ),
+        (usage, "0003_usage", {"viewer": {"view_usage"}, "operator": {"view_usage", "all_usage"}}),
+    ],
+    ids=["for the reconciler", "for usage"],
+)
+def test_what_was_given_later_is_given_once_and_taken_back(
+    step: Any, name: str, given: dict[str, set[str]]
+) -> None:
     before = {role: may(role) for role in given}
-    run(reconciler.take_back, "0002_reconciler")
+    run(step.take_back, name)
     assert {role: before[role] - may(role) for role in given} == given
     Group.objects.get(name="admin").delete()
     for _ in range(2):
-        run(reconciler.give, "0002_reconciler")
+        run(step.give, name)
     assert {role: may(role) for role in given} == before
     assert not Group.objects.filter(name="admin").exists(), "an operator has taken it away"

@@ -2,48 +2,86 @@
 seconds.
 
 Counting is all that a request pays, and nothing here fails one. A thread of its own writes; what cannot be
-written is kept and added later. Each lot has a number, and a process's number is written with it: so a lot
-whose answer was lost on the way is added once, however often it is tried.
+written is kept and added later. Each lot has a number, and the highest number that was added is kept with
+this process's row: so a lot whose answer was lost on the way is added once, however often it is tried.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Mapping
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from llmgw.gateway.passage import Passage
-from nodes.usage import LEFT, OK, OTHER, Tally
+from llmgw.gateway.table import DatabaseThread
+from nodes.tallies import LEFT, OK, OTHER, Tally
+from nodes.usage import MINUTE_S, Place, add_lot
+
+log = logging.getLogger(__name__)
 
 PLACES_AT_ONCE = 10_000
-"""Keys, models and endpoints told apart between two writes; the rest are counted without their key."""
+"""Keys, models and endpoints told apart between two writes; the rest are counted without key and endpoint."""
+LOTS_KEPT = 120
+"""Minutes told apart while the database is away; later ones are counted to the last of them."""
 
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 
-Place = tuple[str, str, str, str]
-"""Key, model, endpoint, outcome."""
+
+@dataclass(slots=True)
+class _Lot:
+    """What was counted around a moment of the database's clock. One that was tried is never added to."""
+
+    at_s: float
+    number: int
+    counted: dict[Place, Tally] = field(default_factory=dict)
+    was_tried: bool = False
 
 
 class Accounts:
-    """Counts what has ended, between `start` and `stop`."""
+    """Counts what has ended, and writes it between `start` and `stop`.
 
-    def __init__(self) -> None:
+    `clock_s` tells the database's clock, None while that is unknown. `gateway` is this process's row.
+    """
+
+    def __init__(
+        self,
+        gateway: uuid.UUID,
+        clock_s: Callable[[], float | None],
+        *,
+        flush_s: float = 5.0,
+        add: Callable[[uuid.UUID, int, float, Mapping[Place, Tally]], None] = add_lot,
+    ) -> None:
+        self._gateway, self._clock_s, self._flush_s, self._add = gateway, clock_s, flush_s, add
         self._counted: dict[Place, Tally] = {}
+        self._lots: deque[_Lot] = deque()
+        self._number = 0
+        self._thread = DatabaseThread("accounts")
+        self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
 
     async def start(self) -> None:
-        """Begins to write what is counted."""
+        self._task = asyncio.create_task(self._keep_writing())
 
     async def stop(self) -> None:
-        """Writes what is left."""
-
-    @property
-    def counted(self) -> Mapping[Place, Tally]:
-        """What no lot holds yet."""
-        return self._counted
+        """Ends with a last write."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.write()
+        lost = self._counts_left()
+        if lost:
+            log.error("The database is away, and what %d requests used is lost with this process.", lost)
+        await self._thread.stop()
 
     def close(self, passage: Passage) -> None:
-        """The one word that a request has ended. Its key is one that was found good; its model is empty
-        where none of the catalog's was asked for."""
+        """The one word that a request has ended. Its key is one that was found good, empty before; its model
+        is the catalog's name, empty where none was meant."""
         if passage.ended_at_s is None:
             passage.ended_at_s = monotonic()
         outcome = passage.outcome
@@ -68,3 +106,48 @@ class Accounts:
         tally.observe("duration", passage.duration_s)
         if passage.held_s:
             tally.observe("hold", passage.held_s)
+
+    async def write(self) -> None:
+        """Writes what there is; what cannot be written stays for the next time."""
+        self._gather()
+        while self._lots:
+            lot = self._lots[0]
+            lot.was_tried = True
+            try:
+                await self._thread.run(partial(self._add, self._gateway, lot.number, lot.at_s, lot.counted))
+            except Exception as error:  # whatever it is, no request is to feel it
+                if not self._is_failing:
+                    log.error("Usage cannot be written, and is kept: %s", error)
+                self._is_failing = True
+                return
+            self._lots.popleft()
+            if self._is_failing:
+                log.warning("Usage is written again.")
+            self._is_failing = False
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(self._flush_s)
+            await self.write()
+
+    def _gather(self) -> None:
+        """What was counted becomes a lot, or part of the last one, where that has not been tried."""
+        at_s = self._clock_s()
+        if not self._counted or at_s is None:
+            return
+        counted, self._counted = self._counted, {}
+        last = self._lots[-1] if self._lots and not self._lots[-1].was_tried else None
+        is_same = last is not None and (
+            last.at_s // MINUTE_S == at_s // MINUTE_S or len(self._lots) >= LOTS_KEPT
+        )
+        if last is None or not is_same:
+            self._number += 1
+            last = _Lot(at_s, self._number)
+            self._lots.append(last)
+        for place, tally in counted.items():
+            last.counted.setdefault(place, Tally()).add(tally)
+
+    def _counts_left(self) -> int:
+        """Requests that are not written."""
+        counted: list[Mapping[Place, Tally]] = [self._counted, *(lot.counted for lot in self._lots)]
+        return sum(tally.requests for each in counted for tally in each.values())

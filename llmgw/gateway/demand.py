@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
-from django.db import transaction
+from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models.functions import Now
 
 from catalog.models import Model
@@ -78,12 +78,15 @@ class DemandBook:
         self._tasks = [asyncio.create_task(self._keep_writing()), asyncio.create_task(self._keep_waking())]
 
     async def stop(self) -> None:
-        """Ends with a last write. The rows stay: when a model was last asked for outlives this process."""
+        """Ends with a last write, and with the word that this process is gone: nobody waits for it to go quiet.
+        The rows stay, because when a model was last asked for outlives it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._changed:
             await self._write()
+        with contextlib.suppress(DatabaseError, InterfaceError):  # its silence says it, later
+            await self._thread.run(lambda: Gateway.objects.filter(pk=self.gateway).update(stopped_at=Now()))
         self._wake_thread.shutdown(wait=False, cancel_futures=True)
         await self._thread.stop()
 

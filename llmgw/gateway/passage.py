@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodes.usage import FAILED, LEFT, OK, REFUSED
+from nodes.tallies import FAILED, LEFT, OK, REFUSED
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Passage:
 
     @property
     def outcome(self) -> str:
-        """One of `usage.OUTCOMES`. A stream that broke off had been answered 200, and has a code."""
+        """One of `tallies.OUTCOMES`. A stream that broke off had been answered 200, and has a code."""
         if self.status in (0, 499):
             return LEFT
         if self.status >= 400:

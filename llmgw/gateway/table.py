@@ -298,6 +298,11 @@ class LiveTable:
                 await self._task
         await self._thread.stop()
 
+    def clock_s(self) -> float | None:
+        """What the database's clock says now, in seconds; None before it was ever asked."""
+        table = self.current
+        return None if table.revision < 0 else table.now_s(monotonic())
+
     def is_fresh(self) -> bool:
         """Whether the table can be trusted in what it does not hold."""
         return not self._is_behind and monotonic() - self.current.read_at_s < FRESH_S
