@@ -402,8 +402,8 @@ class Standing:
             yield replace(model, load=scaling.load_now(model, by_model.get(model.id, ()), known, self.now))
 
     def _alive_gateways(self) -> QuerySet[Gateway]:
-        """Those that were heard from lately, by a clock that may have been set back meanwhile, and have not said
-        that they stop."""
+        """Those that were heard from lately, by a clock that may have been set back meanwhile, and have not
+        said that they stop."""
         lately = timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
         heard = (self.now - lately, self.now + lately)
         return Gateway.objects.filter(heartbeat_at__range=heard, stopped_at=None)

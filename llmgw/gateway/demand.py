@@ -78,8 +78,8 @@ class DemandBook:
         self._tasks = [asyncio.create_task(self._keep_writing()), asyncio.create_task(self._keep_waking())]
 
     async def stop(self) -> None:
-        """Ends with a last write, and with the word that this process is gone: nobody waits for it to go quiet.
-        The rows stay, because when a model was last asked for outlives it."""
+        """Ends with a last write, and with the word that this process is gone: nobody waits for it to go
+        quiet. The rows stay, because when a model was last asked for outlives it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,6 +116,10 @@ class DemandBook:
         finally:
             self._in_flight[model] -= 1
             self._changed.add(model)
+
+    def ask_to_look(self) -> None:
+        """Has the reconciler look at what there is, because somebody saw that it is not so."""
+        self._must_wake.set()
 
     async def _keep_writing(self) -> None:
         while True:
