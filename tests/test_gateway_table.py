@@ -14,9 +14,11 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from catalog.durations import SECOND
 from catalog.keys import KeyText
-from catalog.models import Key, Model, Name, Profile, Revision, Tombstone
-from llmgw.gateway.admission import Situation
+from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
+from catalog.parts import Limits
+from llmgw.gateway.admission import Situation, Timeouts
 from llmgw.gateway.table import SITUATION_S, Table, read_table
 from nodes.models import Node, Rank, Replica, Unplaced
 from nodes.protocol import ClusterKey
@@ -155,6 +157,52 @@ def test_simulated_is_what_every_profile_simulates(engines: list[str], is_simula
     assert found.is_simulated is is_simulated
 
 
+@pytest.mark.django_db
+def test_what_an_operator_set_is_in_the_entry() -> None:
+    columns: dict[str, Any] = {
+        "routing_profile": "session",
+        "requests_per_minute": 60,
+        "tokens_per_minute": 9_000,
+        "concurrency": 4,
+        "over_max_output": "clamp",
+        "timeout_hold_ns": 300 * SECOND,
+        "timeout_first_byte_ns": 1_500_000_000,
+    }
+    model = make_model(**columns)
+    Profile.objects.create(model=model, name="second", engine="sim", gpu_class="x", position=1)
+    Profile.objects.create(model=model, name="third", engine="vllm", gpu_class="x", position=2)
+    make_model("a")
+    make_model("b", "bee")
+    for position, name in enumerate(("bee", "a")):
+        Fallback.objects.create(model=model, name_id=name, position=1 - position)
+    found = _read().find("tiny")
+    assert found is not None
+    assert (found.routing_profile, found.fallbacks) == ("session", ("a", "bee"))
+    assert (found.limits, found.over_max_output) == (Limits(60, 9_000, 4), "clamp")
+    assert found.timeouts == Timeouts(hold_s=300.0, connect_s=None, first_byte_s=1.5, idle_s=None)
+    assert found.engines == ("sim", "vllm")
+
+
+@pytest.mark.django_db
+def test_what_nobody_set_is_left_to_the_gateway() -> None:
+    make_model()
+    found = _read().find("tiny")
+    assert found is not None
+    assert (found.routing_profile, found.fallbacks, found.over_max_output) == ("", (), "")
+    assert (found.limits, found.timeouts) == (Limits(), Timeouts())
+
+
+@pytest.mark.django_db
+def test_a_change_of_limits_or_fallbacks_is_seen() -> None:
+    model, _ = make_model(), make_model("b")
+    table = _read()
+    Fallback.objects.create(model=model, name_id="b", position=0)
+    change(model, concurrency=2)
+    found = _read(table).find("tiny")
+    assert found is not None
+    assert (found.limits, found.fallbacks) == (Limits(concurrency=2), ("b",))
+
+
 # --- replicas -----------------------------------------------------------------------------
 
 
@@ -221,6 +269,26 @@ def test_no_request_goes_to_a_replica_that(columns: dict[str, Any]) -> None:
     change(replica, **columns)
     assert _served(_read(table), "tiny") == []
     assert _served(_read(), "tiny") == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("launch", "said", "length"),
+    [
+        pytest.param({"context_length": 4_096}, None, 4_096, id="as launched, while the engine says nothing"),
+        pytest.param({"context_length": 4_096}, 2_048, 2_048, id="less, on the engine's word"),
+        pytest.param({}, 32_768, 32_768, id="the engine's own"),
+        pytest.param({}, None, 0, id="unknown"),
+    ],
+)
+def test_a_target_knows_its_engine_and_how_long_a_request_may_be(
+    launch: dict[str, Any], said: int | None, length: int
+) -> None:
+    replica = make_replica(make_model(), ENGINE)
+    Rank.objects.update(context_length=said)
+    change(replica, launch=replica.launch | {"profile": {"engine": "llamacpp"}} | launch)
+    (target,) = _read().targets[replica.model_id or 0]
+    assert (target.engine, target.context_length) == ("llamacpp", length)
 
 
 @pytest.mark.django_db
@@ -354,7 +422,9 @@ def _edit_something(chance: random.Random) -> None:
     keys = list(Key.objects.all())
     free = [name for name in "abcdef" if not Name.objects.filter(name=name).exists()]
     edits = ["add"] * bool(free) + ["key"] + ["revoke"] * bool(keys)
-    edits += ["remove", "rename", "alias", "scale", "start"] * bool(models) + ["move"] * (2 * bool(replicas))
+    edits += ["remove", "rename", "alias", "scale", "limit", "start"] * bool(models) + ["move"] * (
+        2 * bool(replicas)
+    )
     match chance.choice(edits):
         case "add":
             name = chance.choice(free)
@@ -376,6 +446,8 @@ def _edit_something(chance: random.Random) -> None:
             change(model)
         case "scale":
             change(chance.choice(models), scaling_max=chance.randint(0, 2))
+        case "limit":
+            change(chance.choice(models), concurrency=chance.randint(0, 2), over_max_output="clamp")
         case "start":
             make_replica(chance.choice(models), ENGINE, state=chance.choice(["starting", "ready"]))
         case "move":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catalog.keys import KeyText
+from catalog.parts import Limits
 from catalog.reading import quote
 
 READY, LOADING, ON_DEMAND, OFF, UNAVAILABLE = "ready", "loading", "on_demand", "off", "unavailable"
@@ -81,15 +82,6 @@ class Refused(Exception):
 
 
 # --- what was set -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a key, or all who ask a model, may use. 0 is no limit."""
-
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import OuterRef, Subquery
 from django.db.models.functions import Now
 
-from catalog.models import Key, Model, Name, Profile, Revision, Tombstone
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation
+from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
+from catalog.parts import Limits
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation, Timeouts
 from llmgw.gateway.routing import Target
 from nodes.models import Rank, Replica, Unplaced
 from nodes.protocol import CONFIGURATION, ClusterKey
@@ -143,6 +144,9 @@ def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry
         "model_id", "name"
     ):
         names.setdefault(model, []).append(name)
+    fallbacks: dict[int, list[str]] = {}
+    for model, name in Fallback.objects.filter(model__in=changed).values_list("model_id", "name_id"):
+        fallbacks.setdefault(model, []).append(name)
     profiles: dict[int, list[tuple[int, str, float]]] = {}
     rows = Profile.objects.filter(model__in=changed).values_list("model_id", "pk", "engine", "weight")
     for model, profile, engine, weight in rows:
@@ -164,6 +168,17 @@ def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry
             is_off=row.scaling_max == 0,
             is_on_demand=row.scaling_min == 0 < row.scaling_max,
             created_s=int(row.created_at.timestamp()),
+            routing_profile=row.routing_profile,
+            fallbacks=tuple(fallbacks.get(row.pk, ())),
+            limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+            timeouts=Timeouts(
+                hold_s=_seconds(row.timeout_hold_ns),
+                connect_s=_seconds(row.timeout_connect_ns),
+                first_byte_s=_seconds(row.timeout_first_byte_ns),
+                idle_s=_seconds(row.timeout_idle_ns),
+            ),
+            over_max_output=row.over_max_output,
+            engines=tuple(dict.fromkeys(engine for _, engine, _ in own)),
         )
     for name, revision in Tombstone.objects.filter(revision__gt=since).values_list("name", "revision"):
         for gone in [item for item in models.values() if item.name == name and item.revision < revision]:
@@ -171,6 +186,11 @@ def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry
     # A name that came back takes its tombstone away: of two models with one name, the older is gone.
     newest = {model.name: model.id for model in sorted(models.values(), key=lambda model: model.revision)}
     return {model: models[model] for model in newest.values()}
+
+
+def _seconds(nanoseconds: int) -> float | None:
+    """None where nothing was set."""
+    return nanoseconds / 1_000_000_000 if nanoseconds else None
 
 
 def _names(models: Iterable[ModelEntry]) -> dict[str, int]:
@@ -199,10 +219,15 @@ def _replicas(
         "replica__model_id",
         "replica__profile_id",
         "replica__launch__model",
+        "replica__launch__profile__engine",
+        "replica__launch__context_length",
         "node__address",
         "port",
+        "context_length",
     )
-    for replica, generation, key_id, model, profile, served_name, address, port in first_ranks:
+    for row in first_ranks:
+        replica, generation, key_id, model, profile = row[:5]
+        served_name, engine, launched_length, address, port, length = row[5:]
         if port is None:
             continue
         uuid = str(replica)
@@ -211,6 +236,8 @@ def _replicas(
             served_name=served_name or "",
             origin=_origin(address, port),
             key=ClusterKey.chosen(cluster_keys, key_id).replica_key(uuid, generation),
+            engine=engine or "",
+            context_length=launched_length or 0 if length is None else length,
         )
         replicas[uuid] = ReplicaEntry(model, profile, target)
     return replicas
