@@ -265,6 +265,7 @@ class Key(models.Model):
     class Scope(models.TextChoices):
         INFERENCE = "inference", "/v1/ alone"
         MANAGE = "manage", "/v1/ and, as its owner, /api/"
+        METRICS = "metrics", "/metrics alone"
 
     id = models.CharField(max_length=8, primary_key=True)
     name = models.CharField(max_length=200)

@@ -37,6 +37,19 @@ class TwoCredentials(exceptions.APIException):
     default_code = "two_credentials"
 
 
+def bearer_of(request: Request) -> str | None:
+    """The one credential that the request brings in its header; None where it brings none there."""
+    header = request.META.get("HTTP_AUTHORIZATION")
+    if header is None:
+        return None
+    if settings.SESSION_COOKIE_NAME in request.COOKIES:
+        raise TwoCredentials
+    scheme, _, text = header.partition(" ")
+    if scheme.lower() != "bearer":
+        raise exceptions.AuthenticationFailed("Send the API key as Authorization: Bearer llmgw_...")
+    return str(text.strip())
+
+
 class KeyAuthentication(BaseAuthentication):
     """`Authorization: Bearer llmgw_...`, a key whose scope is manage. It may do what its owner may.
 
@@ -44,22 +57,17 @@ class KeyAuthentication(BaseAuthentication):
     """
 
     def authenticate(self, request: Request) -> tuple[Any, Key] | None:
-        header = request.META.get("HTTP_AUTHORIZATION")
-        if header is None:
+        text = bearer_of(request)
+        if text is None:
             return None
-        if settings.SESSION_COOKIE_NAME in request.COOKIES:
-            raise TwoCredentials
-        scheme, _, text = header.partition(" ")
-        if scheme.lower() != "bearer":
-            raise exceptions.AuthenticationFailed("Send the API key as Authorization: Bearer llmgw_...")
-        key = self._key(text.strip())
+        key = self._key(text)
         if key is None:
             raise exceptions.AuthenticationFailed(
                 "This API key is not valid: it is unknown, revoked or expired."
             )
         if key.scope != Key.Scope.MANAGE:
             raise exceptions.PermissionDenied(
-                "This API key is for /v1/ alone: use one whose scope is manage, or make one."
+                f"This API key is for {key.get_scope_display()}: use one whose scope is manage, or make one."
             )
         return key.user, key
 

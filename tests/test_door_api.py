@@ -79,6 +79,12 @@ INVALID = "This API key is not valid: it is unknown, revoked or expired."
             "This API key is for /v1/ alone: use one whose scope is manage, or make one.",
             id="a key for inference",
         ),
+        pytest.param(
+            lambda api: Api(User.objects.get(), scope="metrics").text,
+            403,
+            "This API key is for /metrics alone: use one whose scope is manage, or make one.",
+            id="a key for metrics",
+        ),
         pytest.param(lambda api: "", 401, INVALID, id="no key after Bearer"),
     ],
 )

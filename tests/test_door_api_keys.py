@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
 from django.db.models.functions import Now
 
 from catalog.models import Event, Key
@@ -81,7 +81,7 @@ def test_a_key_ends_when_it_was_said_to() -> None:
         pytest.param(
             {"name": "k", "scope": "root"},
             "scope",
-            'scope "root" is not known; choose inference or manage',
+            'scope "root" is not known; choose inference or manage or metrics',
             id="an unknown scope",
         ),
         pytest.param(
@@ -158,3 +158,13 @@ def test_a_key_made_with_a_key_does_not_outlive_it() -> None:
         assert sentence(answer)[1].startswith("a key made with a key ends no later than that one, at ")
     assert api("POST", "keys", {"name": "k", "expires_in": "30m"})[0] == 201
     assert Key.objects.count() == 2
+
+
+def test_a_key_that_reads_metrics_is_made_by_whoever_sees_what_all_keys_used() -> None:
+    assert Api(member("operator"))("POST", "keys", {"name": "scrapes", "scope": "metrics"})[0] == 201
+    maker = User.objects.create_user("maker", is_staff=True)
+    maker.user_permissions.set(Permission.objects.filter(codename__in=("add_key", "view_usage")))
+    answer = Api(maker)("POST", "keys", {"name": "scrapes", "scope": "metrics"})
+    assert field(answer) == (400, "scope", "permission")
+    says = "a key that reads /metrics tells what all keys are used for, and you may see your own alone;"
+    assert sentence(answer) == (400, f"{says} ask an operator for it")

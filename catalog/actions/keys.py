@@ -110,6 +110,10 @@ def _faults_of_form(name: str, scope: str, expires_in_ns: int | None) -> list[Fa
 
 def _faults_of_reach(user: User, scope: str, maker: User | None) -> list[Fault]:
     """What is wrong with a key of this user, asked for by that one."""
+    if scope == Key.Scope.METRICS and maker is not None and not maker.has_perm("nodes.all_usage"):
+        says = "a key that reads /metrics tells what all keys are used for, and you may see your own alone;"
+        says += " ask an operator for it"
+        return [Fault("", "", "scope", "permission", says)]
     if maker is None or user == maker:
         return []
     if not maker.has_perm("catalog.any_key"):

@@ -25,7 +25,7 @@ class Command(BaseCommand):
             "--scope",
             choices=Key.Scope.values,
             default=Key.Scope.INFERENCE.value,
-            help="inference: /v1/ alone (if left out); manage: also /api/, as the user",
+            help="inference (if left out): /v1/ alone; manage: /api/ too, as the user; metrics: /metrics alone",
         )
         parser.add_argument("--expires-in", metavar="TIME", help="such as 720h; it lasts, if left out")
         add_why(parser)
