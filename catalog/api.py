@@ -350,7 +350,7 @@ class EventViewSet(Resource):
             "kind": Filter(
                 "What it was done to.",
                 lambda kind: Q(kind=kind),
-                ("model", "key", "node", "replica", "cluster", "user", "group"),
+                ("model", "key", "node", "join token", "replica", "cluster", "user", "group"),
             ),
             "subject": Filter("The name of what it was done to.", lambda name: Q(subject=name)),
             "verb": Filter("What was done.", lambda verb: Q(verb=verb)),

@@ -20,6 +20,7 @@ from catalog.api import router as catalog_router
 from llmgw.docs import show_docs, show_schema
 from nodes.api import router as nodes_router
 from nodes.api import urls as nodes_urls
+from nodes.machines import urls as machines_urls
 
 
 @require_safe
@@ -62,6 +63,7 @@ urlpatterns = [
     re_path("^api/schema/?$", show_schema, name="schema"),
     re_path("^api/docs/?$", admin.site.admin_view(show_docs), name="docs"),
     path("api/", include(catalog_router.urls)),
+    path("api/", include(machines_urls)),  # before the nodes themselves, whose names hold slashes
     path("api/", include(nodes_urls)),
     path("api/<path:rest>", no_such_address),
 ]

@@ -4,6 +4,7 @@ stops nothing itself: the next pass of the reconciler does, and says so.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,39 +13,49 @@ from django.db.models.functions import Now
 
 from catalog.actions import record
 from catalog.models import Model, Revision
-from catalog.reading import NAME_LIMIT, quote, storable
+from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, storable
 from nodes.agents import cluster_keys
-from nodes.models import Cluster, Held, Node, Replica, Roll
+from nodes.models import Cluster, Held, Node, Rank, Replica, Roll
 from nodes.showing import models_with_replicas, tally
 
-
-class NodeRefused(ValueError):
-    """A node cannot be registered as asked; the text says why, and what to do."""
+RESERVED = ("join",)  # /api/nodes/ has these for itself
 
 
-def register_node(name: str, address: str, *, by: str, door: str) -> tuple[Node, dict[str, Any]]:
-    """The node's row and the identity its agent needs, token included.
+class NodeRefused(CatalogError):
+    """Something cannot be done to a node as asked; the text says why, and what to do."""
 
-    A node keeps its uuid however often it is registered; only its address follows. Raises NodeRefused.
+    def __init__(self, sentence: str, *, field: str = "", code: str = "invalid") -> None:
+        super().__init__([Fault("", "", field, code, sentence)])
+
+
+def register_node(
+    name: str, address: str, *, certificate: str = "", by: str, door: str, verb: str = "register"
+) -> tuple[Node, dict[str, Any]]:
+    """The node's row and the identity its agent needs, token included. certificate: of its agent, empty where
+    the system's authorities vouch for it.
+
+    A node keeps its uuid however often it is registered; address and certificate follow. Raises NodeRefused.
     """
-    _check_name(name)
-    address = _checked_address(address)
+    check_name(name)
+    address, certificate = _checked_address(address), _checked_certificate(certificate)
+    asked = {"address": address, "certificate": certificate}
+    told = {name: value for name, value in asked.items() if value}
     with transaction.atomic():
         Revision.hold()
         try:
             with transaction.atomic():
-                node, is_new = Node.objects.get_or_create(name=name, defaults={"address": address})
+                node, is_new = Node.objects.get_or_create(name=name, defaults=asked)
         except IntegrityError:  # somebody registered it a moment ago
             node, is_new = Node.objects.get(name=name), False
         was = node.address
         if is_new:
-            record("register", "node", name, by=by, door=door, detail={"address": address})
-        elif was != address:
-            Node.objects.filter(pk=node.pk).update(address=address)
-            node.address = address
+            record(verb, "node", name, subject_key=node.pk, by=by, door=door, detail=told)
+        elif (was, node.certificate) != (address, certificate):
+            Node.objects.filter(pk=node.pk).update(**asked, etag="")
+            node.refresh_from_db()
             # Gateways reach its replicas at the new address.
             Replica.objects.filter(ranks__node=node).update(revision=Revision.advance())
-            record("register", "node", name, by=by, door=door, detail={"address": address, "was": was})
+            record(verb, "node", name, subject_key=node.pk, by=by, door=door, detail=told | {"was": was})
     return node, identity_of(node)
 
 
@@ -91,6 +102,52 @@ def uncordon(node: Node, *, by: str, why: str = "", door: str) -> bool:
         if changed:
             record("uncordon", "node", node.name, by=by, door=door, why=why)
     return bool(changed)
+
+
+def remove_node(node: Node, *, by: str, why: str, door: str) -> bool:
+    """Forget the node; its agent's token opens nothing from here on. False: it was gone already.
+
+    What runs there leaves first: so the node is drained, and empty or lost. That an operator removes a lost
+    one is the evidence that its engines are gone, which nobody else can give. Raises NodeRefused.
+    """
+    with transaction.atomic():
+        Revision.hold()
+        found = Node.objects.select_for_update().filter(pk=node.pk).first()
+        if found is None:
+            return False
+        here = list(Replica.objects.filter(ranks__node=found).exclude(state__in=Replica.OVER).distinct())
+        _check_empty(found, here)
+        Rank.objects.filter(node=found).delete()  # and what they claim
+        left = Replica.objects.filter(pk__in=[replica.pk for replica in here])
+        left.filter(ranks=None).update(state=Replica.State.STOPPED, reason=f"{found.name} was removed")
+        left.update(
+            wanted=Replica.Wanted.STOP,
+            wanted_why=f"its node {found.name} was removed",
+            wanted_since=Now(),
+            revision=Revision.advance(),
+        )
+        detail = {"address": found.address, "replicas": [str(replica.pk) for replica in here]}
+        key = found.pk
+        found.delete()
+        record("remove", "node", node.name, subject_key=key, by=by, door=door, why=why, detail=detail)
+    return True
+
+
+def _check_empty(node: Node, here: list[Replica]) -> None:
+    if not here:
+        return
+    count = "1 replica" if len(here) == 1 else f"{len(here)} replicas"
+    if not node.is_draining:
+        raise NodeRefused(
+            f"{node.name} has {count}; drain it first (manage.py node_drain), and remove it when empty.",
+            code="in_use",
+        )
+    if any(replica.state != Replica.State.LOST for replica in here):
+        raise NodeRefused(
+            f"{node.name} is being drained and has {count} still; wait until it is empty or lost, as "
+            f"manage.py nodes tells.",
+            code="in_use",
+        )
 
 
 def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
@@ -182,12 +239,16 @@ def allow_held(*, by: str, why: str, door: str) -> int:
     return len(held)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises NodeRefused."""
     if not name or len(name) > NAME_LIMIT or name != name.strip() or not name.isprintable():
         raise NodeRefused(
             f"A node cannot be called {quote(name)}: give it a name of at most "
-            f"{NAME_LIMIT} visible characters, such as gpu-07."
+            f"{NAME_LIMIT} visible characters, such as gpu-07.",
+            field="name",
         )
+    if name in RESERVED:
+        raise NodeRefused(f"A node cannot be called {quote(name)}: give it another name.", field="name")
 
 
 def _checked_address(address: str) -> str:
@@ -209,6 +270,18 @@ def _checked_address(address: str) -> str:
     if not is_sound or len(address) > 500:
         raise NodeRefused(
             f"{quote(address)} is no address of an agent: give scheme, host and port, "
-            "such as http://10.0.0.7:8378."
+            "such as http://10.0.0.7:8378.",
+            field="address",
         )
     return address.rstrip("/")
+
+
+def _checked_certificate(text: str) -> str:
+    """As `openssl x509 -fingerprint -sha256` writes it, or without its colons."""
+    bare = text.replace(":", "").lower()
+    if bare and not re.fullmatch("[0-9a-f]{64}", bare):
+        raise NodeRefused(
+            f"{quote(text)} is no certificate's checksum: give its SHA-256 in hex, 64 digits.",
+            field="certificate",
+        )
+    return bare

@@ -8,6 +8,7 @@ event loop; each call here opens one of its own.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import math
 import os
@@ -60,6 +61,13 @@ class AgentProblem(Exception):
 def cluster_keys() -> tuple[ClusterKey, ...]:
     """The first mints, all of them are tried."""
     return settings.LLMGW_CLUSTER_KEYS
+
+
+def is_token_of(node: Node, token: str) -> bool:
+    """Whether this is what the node's agent proves itself with, by any of the keys."""
+    wanted = [key.node_token(str(node.uuid), node.token_generation) for key in cluster_keys()]
+    given = token.encode("utf-8", "replace")
+    return any(hmac.compare_digest(each.encode(), given) for each in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +337,7 @@ async def _ask(
                         **(headers or {}),
                     },
                     allow_redirects=False,
+                    ssl=aiohttp.Fingerprint(bytes.fromhex(node.certificate)) if node.certificate else True,
                 ) as response:
                     answer = _Answer(
                         response.status,
@@ -342,6 +351,11 @@ async def _ask(
         raise AgentProblem(
             f"The agent of {node.name} at {node.address} did not answer within {timeout_s:g} s; "
             "check that it runs and that the way to it is open."
+        ) from None
+    except aiohttp.ServerFingerprintMismatch:
+        raise AgentProblem(
+            f"What answers for {node.name} at {node.address} shows another certificate than its agent joined "
+            f"with; see what it is, or have the machine join again (manage.py node_join_token)."
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as fault:
         number = fault.os_error.errno if isinstance(fault, aiohttp.ClientConnectorError) else None
@@ -406,7 +420,7 @@ def _refusal(node: Node, answer: _Answer) -> str:
     if answer.status == 401:
         return (
             f"The agent of {node.name} does not accept this cluster's token; "
-            "write its identity file again with manage.py node_add."
+            "have the machine join again (manage.py node_join_token)."
         )
     _, sentence = _error(answer)
     return sentence or f"The agent of {node.name} at {node.address} answered with status {answer.status}."

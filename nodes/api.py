@@ -5,7 +5,7 @@ the next pass would do, and the few things that an operator may do about it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.core.exceptions import ValidationError
 from django.db.models import Q
@@ -17,16 +17,19 @@ from rest_framework.viewsets import ViewSet
 
 from catalog.hiding import SEE_ENV
 from catalog.listing import Filter, Listing, check_parameters
+from catalog.models import Key
 from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, settle
 from catalog.rest import MayDo
-from nodes import actions
-from nodes.models import Node, Rank, Replica
+from nodes import actions, joining
+from nodes.bundle import join_line
+from nodes.models import JoinToken, Node, Rank, Replica
 from nodes.outlook import preview_plan
 from nodes.schema import (
     describe_allow,
     describe_cordon,
     describe_drain,
+    describe_join_tokens,
     describe_nodes,
     describe_pause,
     describe_plan,
@@ -38,6 +41,7 @@ from nodes.schema import (
 from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
 from nodes.telling import outlook_as_dict
+from nodes.tokens import TOKEN_STATES, join_tokens, token_as_dict
 
 
 @describe_replicas
@@ -99,6 +103,7 @@ class NodeViewSet(Resource):
     needs: ClassVar[Mapping[str, str]] = {
         "list": "nodes.view_node",
         "retrieve": "nodes.view_node",
+        "destroy": "nodes.delete_node",
         "cordon": "nodes.change_node",
         "uncordon": "nodes.change_node",
         "drain": "nodes.change_node",
@@ -127,6 +132,12 @@ class NodeViewSet(Resource):
             raise exceptions.NotFound(f"there is no node {quote(name)}; GET /api/nodes lists them")
         return found
 
+    def destroy(self, request: Request, name: str) -> Response:
+        why, by = request.query_params.get("why", ""), request.user.get_username()
+        if actions.remove_node(self.get_object(), by=by, why=why, door="api"):
+            wake()
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
     @describe_cordon
     def cordon(self, request: Request) -> Response:
         return self._change(actions.cordon)
@@ -150,6 +161,70 @@ class NodeViewSet(Resource):
 
     def shown(self, node: Node) -> dict[str, Any]:
         return node_as_dict(node)
+
+
+@describe_join_tokens
+class JoinTokenViewSet(Resource):
+    """Join tokens, newest first."""
+
+    queryset = join_tokens()
+    lookup_value_regex = "[0-9A-Za-z]{1,40}"
+    needs: ClassVar[Mapping[str, str]] = {
+        "list": "nodes.view_jointoken",
+        "retrieve": "nodes.view_jointoken",
+        "create": joining.MAY_ADD,
+        "destroy": joining.MAY_ADD,
+    }
+    listing = Listing(
+        orders={"created": "created_at", "expires": "expires_at"},
+        newest_first=True,
+        filters={
+            "state": Filter("What has become of it.", lambda state: TOKEN_STATES[state], tuple(TOKEN_STATES)),
+            "name": Filter("Of this node.", lambda name: Q(node_name=name) | Q(node__name=name)),
+        },
+        search=lambda text: Q(node_name__icontains=text) | Q(by__icontains=text) | Q(id=text),
+    )
+
+    def get_object(self) -> JoinToken:
+        found: JoinToken | None = self.get_queryset().filter(pk=self.kwargs["pk"]).first()
+        if found is None:
+            asked = quote(self.kwargs["pk"])
+            raise exceptions.NotFound(f"there is no join token {asked}; GET /api/join-tokens lists them")
+        return found
+
+    def create(self, request: Request) -> Response:
+        body = body_of(request, "name", "labels", "expires_in", "why")
+        asked: dict[str, Any] = {
+            "name": body.text("name"),
+            "labels": body.pairs("labels"),
+            "lives_ns": body.duration("expires_in", negative_allowed=True)
+            if body.has("expires_in")
+            else None,
+            "why": body.text("why"),
+        }
+        settle(body)
+        maker: Any = request.user
+        through = cast("Key | None", request.auth)
+        token, text = joining.mint_join_token(
+            **asked, by=maker.get_username(), door="api", maker=maker, key=through
+        )
+        told = self.shown(self.get_queryset().get(pk=token.pk))
+        line = join_line(request.build_absolute_uri("/").rstrip("/"))
+        answer = Response(
+            told | {"token": text, "line": line},
+            status=status.HTTP_201_CREATED,
+            headers={"Cache-Control": "no-store"},
+        )
+        answer["Location"] = self.reverse_action("detail", args=[token.pk])
+        return answer
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        why, by = request.query_params.get("why", ""), request.user.get_username()
+        joining.revoke_join_token(self.get_object(), by=by, door="api", why=why)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def shown(self, token: JoinToken) -> dict[str, Any]:
+        return token_as_dict(token)
 
 
 class ReconcilerViewSet(ViewSet):
@@ -200,6 +275,7 @@ class ReconcilerViewSet(ViewSet):
 router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
+router.register("join-tokens", JoinTokenViewSet)
 urls = [
     *router.urls,
     re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),

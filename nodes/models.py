@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import uuid
 
+from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from catalog.models import Model, Profile
+from catalog.models import Key, Model, Profile
 
 
 class Cluster(models.Model):
@@ -50,12 +51,18 @@ class Lease(models.Model):
 
 
 class Node(models.Model):
-    """A machine. Operators write name, address, cordon and drain; observation writes the rest."""
+    """A machine. Operators write name, address, certificate, cordon and drain, and a machine that joins the
+    first three; observation writes the rest."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=200, unique=True)
     address = models.CharField(
         max_length=500, help_text="where its agent listens, such as http://10.0.0.7:8378"
+    )
+    certificate = models.CharField(
+        max_length=64,
+        blank=True,
+        help_text="SHA-256 of the one its agent shows; empty: any that the system's authorities vouch for",
     )
     token_generation = models.PositiveIntegerField(default=1)
     cordoned_by = models.CharField(max_length=150, blank=True)
@@ -83,6 +90,34 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class JoinToken(models.Model):
+    """What lets one machine become a node, once and soon. Its secret is kept as an HMAC only; the text was
+    shown once. It opens no more than whoever made it may do: `maker` is empty for a shell, `key` is the API
+    key that it was made with. Joining writes used_at, node and claim, the digest by which the machine that
+    used it is known again."""
+
+    id = models.CharField(max_length=8, primary_key=True)
+    digest = models.CharField(max_length=64)
+    node_name = models.CharField(max_length=200, blank=True, help_text="empty: as the machine calls itself")
+    labels = models.JSONField(default=dict, blank=True)
+    by = models.CharField(max_length=150)
+    maker = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+")
+    key = models.ForeignKey(Key, models.CASCADE, null=True, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+    used_at = models.DateTimeField(null=True)
+    node = models.ForeignKey(Node, models.SET_NULL, null=True, related_name="+")
+    claim = models.CharField(max_length=64, blank=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.node_name or 'any node'} ({self.id})"
 
 
 class Replica(models.Model):

@@ -83,6 +83,12 @@ def replica_link(pk: Any, text: str) -> SafeString:
     )
 
 
+def node_link(node: Node) -> SafeString:
+    return format_html(
+        '<a href="{}">{}</a>', reverse("admin:nodes_node_change", args=[node.pk]), sentence(node.name)
+    )
+
+
 def item_row(item: agenda.Item) -> tuple[Any, ...]:
     """A line of a plan, for a table under the headings of `telling`."""
     what, subject, place, why = telling.item_row(item)

@@ -7,13 +7,15 @@ from typing import Any
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import serializers as shapes
 
-from catalog.reading import TEXT_LIMIT
-from catalog.schema import MODEL_NAME, WHY
+from catalog.reading import NAME_LIMIT, TEXT_LIMIT
+from catalog.schema import MODEL_NAME, WHY, fields
+from catalog.schema.beside import GONE, LOCATION
 from nodes.agenda import BUCKETS
 from nodes.models import Replica
 from nodes.placement import Freshness
 from nodes.shapes import DifferenceSerializer, ItemSerializer
 from nodes.showing import GpuUse
+from nodes.tokens import TOKEN_STATES
 
 
 def _text(says: str = "") -> Any:
@@ -155,6 +157,11 @@ _NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, description="It may
 describe_nodes = extend_schema_view(
     list=extend_schema(summary="Nodes", responses=NodeSerializer(many=True)),
     retrieve=extend_schema(summary="One node", parameters=[_NAME], responses=NodeSerializer),
+    destroy=extend_schema(
+        summary="Forget a node that is drained, and empty or lost",
+        parameters=[_NAME, WHY],
+        responses={204: GONE},
+    ),
 )
 _CORDONING: dict[str, Any] = {
     "parameters": [_NAME],
@@ -165,6 +172,52 @@ describe_cordon = extend_schema(summary="Place nothing new on a node", **_CORDON
 describe_uncordon = extend_schema(summary="Place replicas on a node again", **_CORDONING)
 describe_drain = extend_schema(
     summary="Empty a node: what runs there moves, each replica once another has taken its place", **_CORDONING
+)
+
+
+# --- join tokens ----------------------------------------------------------------------------------
+
+
+class JoinTokenSerializer(shapes.Serializer):
+    """What lets one machine become a node, without what opens the door."""
+
+    id = shapes.CharField()
+    name = _text("Of the node that it makes; empty: as the machine calls itself.")
+    labels = shapes.DictField(child=shapes.CharField())
+    by = shapes.CharField()
+    state = shapes.ChoiceField(list(TOKEN_STATES))
+    created_at = shapes.DateTimeField()
+    expires_at = shapes.DateTimeField()
+    used_at = shapes.DateTimeField(allow_null=True)
+    node = shapes.CharField(allow_null=True, help_text="Which machine used it.")
+
+
+class NewJoinTokenSerializer(shapes.Serializer):
+    """A join token to be made."""
+
+    name = fields.text(NAME_LIMIT, "Of the node, or of one whose place the machine takes; any, if left out.")
+    labels = fields.pairs("What node selectors look for on it.")
+    expires_in = fields.duration("Up to 168h; 1h, if left out.")
+    why = fields.why()
+
+
+class MadeJoinTokenSerializer(JoinTokenSerializer):
+    """A join token that was just made."""
+
+    token = shapes.CharField(help_text="The token itself, shown in this answer and never again.")
+    line = shapes.CharField(help_text="What to run on the machine; it asks for the token.")
+
+
+describe_join_tokens = extend_schema_view(
+    list=extend_schema(summary="Join tokens", responses=JoinTokenSerializer(many=True)),
+    retrieve=extend_schema(summary="One join token", responses=JoinTokenSerializer),
+    create=extend_schema(
+        summary="Make a join token, and the line that a machine joins by",
+        parameters=[LOCATION],
+        request=NewJoinTokenSerializer,
+        responses={201: MadeJoinTokenSerializer},
+    ),
+    destroy=extend_schema(summary="Revoke a join token", parameters=[WHY], responses={204: GONE}),
 )
 
 

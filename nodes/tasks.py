@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 
 from celery import shared_task
 from django.conf import settings
@@ -15,10 +16,12 @@ from nodes.reconcile import run_pass
 
 PASSES_A_TICK = 3  # a pass that changed something is often followed by one that can go on from there
 WAKE_WAIT_S = 1.0
+HINT_GAP_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-_waking = threading.Lock()
+_waking, _hinting = threading.Lock(), threading.Lock()
+_hinted_s, _is_later = float("-inf"), False  # when a hint last woke it, and whether one is to
 
 
 @shared_task(ignore_result=True, expires=settings.LLMGW_TICK_S)
@@ -40,6 +43,32 @@ def wake() -> None:
     sender = threading.Thread(target=_send_tick, name="wake", daemon=True)
     sender.start()
     sender.join(WAKE_WAIT_S)
+
+
+def hint() -> None:
+    """As `wake`, and twice a second at most: many machines may have something to tell at once, and again. The
+    last of them is not forgotten."""
+    global _hinted_s, _is_later
+    with _hinting:
+        if _is_later:  # a wake that comes after this hint is on its way already
+            return
+        wait_s = max(0.0, _hinted_s + HINT_GAP_S - time.monotonic())
+        _is_later = wait_s > 0
+        if not _is_later:
+            _hinted_s = time.monotonic()
+    if not wait_s:
+        wake()
+        return
+    later = threading.Timer(wait_s, _wake_later)
+    later.daemon = True
+    later.start()
+
+
+def _wake_later() -> None:
+    global _hinted_s, _is_later
+    with _hinting:
+        _hinted_s, _is_later = time.monotonic(), False
+    wake()
 
 
 def _send_tick() -> None:

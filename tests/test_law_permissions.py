@@ -15,7 +15,8 @@ from django.test import Client
 from catalog.actions import mint_key
 from catalog.models import Event, Key, Model
 from llmgw.docs import schema
-from nodes.models import Cluster, Replica
+from nodes.joining import mint_join_token
+from nodes.models import Cluster, JoinToken, Replica
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
@@ -36,7 +37,9 @@ def things() -> dict[str, Any]:
     model = a_model(profiles=[PROFILE | {"env": {"A": "open-to-some"}}])
     replica = a_replica(model, a_node())
     people = {role: member(role) for role in ROLES} | {"superuser": alice()}
-    return {"replica": replica.pk, "model": model.pk, "event": Event.objects.first().pk} | people
+    token, _ = mint_join_token(by="alice", door="command")
+    event = Event.objects.first().pk
+    return {"replica": replica.pk, "model": model.pk, "event": event, "token": token.pk} | people
 
 
 # --- REST -----------------------------------------------------------------------------------------
@@ -62,6 +65,11 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("POST", "/api/nodes/{name}/cordon", {}, "operator", 200),
     ("POST", "/api/nodes/{name}/uncordon", {}, "operator", 200),
     ("POST", "/api/nodes/{name}/drain", {}, "operator", 200),
+    ("DELETE", "/api/nodes/{name}", None, "admin", 409),
+    ("GET", "/api/join-tokens", None, "viewer", 200),
+    ("GET", "/api/join-tokens/{id}", None, "viewer", 200),
+    ("POST", "/api/join-tokens", {"name": "gpu-02"}, "admin", 201),
+    ("DELETE", "/api/join-tokens/{id}", None, "admin", 204),
     ("GET", "/api/replicas", None, "viewer", 200),
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
     ("DELETE", "/api/replicas/{id}", None, "operator", 202),
@@ -115,7 +123,12 @@ def _people(things: dict[str, Any]) -> Iterator[tuple[str, User | None]]:
 def _filled(path: str, things: dict[str, Any], key: str) -> str:
     of = path.split("/")[2]
     name = "tiny" if of == "models" else "gpu-01"
-    key_of = {"keys": key, "replicas": things["replica"], "events": things["event"]}
+    key_of = {
+        "keys": key,
+        "replicas": things["replica"],
+        "events": things["event"],
+        "join-tokens": things["token"],
+    }
     return path.replace("{name}", name).replace("{profile}", "default").replace("{id}", str(key_of.get(of)))
 
 
@@ -158,6 +171,9 @@ PAGES: list[tuple[str, str, str]] = [
     ("catalog/event/{event}/change/", "viewer", ""),
     ("nodes/cluster/", "viewer", ""),
     ("nodes/node/", "viewer", ""),
+    ("nodes/jointoken/", "viewer", ""),
+    ("nodes/jointoken/add/", "admin", "admin"),
+    ("nodes/jointoken/{token}/change/", "viewer", ""),
     ("nodes/replica/", "viewer", ""),
     ("nodes/replica/{replica}/change/", "viewer", ""),
     ("nodes/orphan/", "viewer", ""),
@@ -210,6 +226,7 @@ def test_the_admin_is_open_to_those_who_may(
         ("nodes/node/", "cordon", "operator"),
         ("nodes/node/", "drain", "operator"),
         ("nodes/node/", "uncordon", "operator"),
+        ("nodes/jointoken/", "revoke", "admin"),
         ("nodes/replica/", "stop", "operator"),
     ],
 )
@@ -220,6 +237,7 @@ def test_actions_are_for_those_who_may(things: dict[str, Any], page: str, action
         "catalog/key/": Key,
         "nodes/replica/": Replica,
         "nodes/cluster/": Cluster,
+        "nodes/jointoken/": JoinToken,
     }
     Cluster.this()
     edited(Model.objects.get(), tp=2)

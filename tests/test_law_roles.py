@@ -16,6 +16,7 @@ pytestmark = pytest.mark.django_db
 roles = import_module("llmgw.migrations.0001_roles")
 reconciler = import_module("llmgw.migrations.0002_reconciler")
 usage = import_module("llmgw.migrations.0003_usage")
+joining = import_module("llmgw.migrations.0004_joining")
 
 
 def run(step: Any, name: str = "0001_roles") -> None:
@@ -30,16 +31,16 @@ def may(role: str) -> set[str]:
 
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
-        "view_cluster", "view_event", "view_key", "view_model", "view_node", "view_orphan", "view_replica",
-        "view_usage",
+        "view_cluster", "view_event", "view_jointoken", "view_key", "view_model", "view_node", "view_orphan",
+        "view_replica", "view_usage",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
         "add_key", "add_model", "all_usage", "change_cluster", "change_key", "change_model", "change_node",
         "change_replica", "delete_model", "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
-        "add_group", "add_user", "any_key", "change_group", "change_user", "delete_group", "delete_user",
-        "view_group", "view_user",
+        "add_group", "add_node", "add_user", "any_key", "change_group", "change_user", "delete_group",
+        "delete_node", "delete_user", "view_group", "view_user",
     }  # fmt: skip
     assert may("viewer") < may("operator") < may("admin")
 
@@ -63,6 +64,7 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(joining.take_back, "0004_joining")
     run(usage.take_back, "0003_usage")
     run(reconciler.take_back, "0002_reconciler")
     Group.objects.get(name="operator").user_set.add(User.objects.create_user("otto"))
@@ -80,8 +82,9 @@ def test_going_back_takes_groups_that_nobody_uses() -> None:
             {"viewer": {"view_cluster"}, "operator": {"view_cluster", "change_cluster"}},
         ),
         (usage, "0003_usage", {"viewer": {"view_usage"}, "operator": {"view_usage", "all_usage"}}),
+        (joining, "0004_joining", {"viewer": {"view_jointoken"}, "operator": {"view_jointoken"}}),
     ],
-    ids=["for the reconciler", "for usage"],
+    ids=["for the reconciler", "for usage", "for machines that join"],
 )
 def test_what_was_given_later_is_given_once_and_taken_back(
     step: Any, name: str, given: dict[str, set[str]]

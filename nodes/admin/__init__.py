@@ -7,5 +7,6 @@ operator may do go through the verbs, after a confirmation.
 from nodes.admin.machines import NodeAdmin
 from nodes.admin.reconciler import ClusterAdmin
 from nodes.admin.replicas import OrphanAdmin, ReplicaAdmin
+from nodes.admin.tokens import JoinTokenAdmin
 
-__all__ = ["ClusterAdmin", "NodeAdmin", "OrphanAdmin", "ReplicaAdmin"]
+__all__ = ["ClusterAdmin", "JoinTokenAdmin", "NodeAdmin", "OrphanAdmin", "ReplicaAdmin"]

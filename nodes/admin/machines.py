@@ -32,9 +32,9 @@ class NodeAdmin(ReadOnlyAdmin):
     list_display = ("name", "state", "seen", "gpus", "engines", "runs", "address", "note")
     list_filter = ("is_draining", "is_cordoned")
     search_fields = ("name", "address")
-    actions: ClassVar[list[Any]] = ["cordon", "drain", "uncordon"]
+    actions: ClassVar[list[Any]] = ["cordon", "drain", "uncordon", "remove"]
     fieldsets = (
-        (None, {"fields": ("name", "address", "state", "seen", "note", "uuid", "agent_version")}),
+        (None, {"fields": ("name", "address", "trusted", "state", "seen", "note", "uuid", "agent_version")}),
         ("GPUs", {"fields": ("gpus", "gpu_map")}),
         ("Runs", {"fields": ("runs_table",)}),
         ("Has", {"fields": ("engines", "labels", "fabric", "memory", "disk")}),
@@ -45,6 +45,12 @@ class NodeAdmin(ReadOnlyAdmin):
 
     def subject_of(self, node: Node) -> tuple[str, str, str]:
         return "node", str(node.pk), node.name
+
+    @admin.display(description="its certificate")
+    def trusted(self, node: Node) -> str:
+        if not node.address.startswith("https:"):
+            return "none: plain HTTP"
+        return f"SHA-256 {node.certificate}" if node.certificate else "vouched for by an authority"
 
     @admin.display(description="state")
     def state(self, node: Node) -> SafeString:
@@ -177,6 +183,25 @@ class NodeAdmin(ReadOnlyAdmin):
             after=wake,
             entails=lambda rows: {node.pk: [f"{each} moves" for each in running_on(node)] for node in rows},
         )
+
+    @admin.action(description="Remove the selected nodes", permissions=["remove"])
+    def remove(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="remove",
+            title="Remove nodes",
+            question="Forget these? They must be drained, and empty or lost. What a lost one still runs is "
+            "counted as ended, and its agent's token opens nothing any more.",
+            button="Yes, remove",
+            done="removed",
+            act=actions.remove_node,
+            after=wake,
+            entails=lambda rows: {node.pk: [f"{each} ends" for each in running_on(node)] for node in rows},
+        )
+
+    def has_remove_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("nodes.delete_node"))
 
     @admin.action(description="Uncordon the selected nodes", permissions=["change"])
     def uncordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse:

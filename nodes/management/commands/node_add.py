@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from catalog.management.shell import DOOR, refusals, who
-from nodes.actions import NodeRefused, register_node
+from nodes.actions import register_node
 from nodes.tasks import wake
 
 
@@ -27,18 +27,24 @@ class Command(BaseCommand):
             "--address", required=True, help="where its agent listens, as http://10.0.0.7:8378"
         )
         parser.add_argument(
+            "--certificate",
+            default="",
+            metavar="SHA256",
+            help="of the one its agent shows, where no authority vouches for it",
+        )
+        parser.add_argument(
             "--write", required=True, type=Path, metavar="FILE", help="the identity file (mode 0600)"
         )
 
-    def handle(self, *args: Any, name: str, address: str, write: Path, **options: Any) -> None:
+    def handle(
+        self, *args: Any, name: str, address: str, certificate: str, write: Path, **options: Any
+    ) -> None:
         if not write.parent.is_dir():
             raise CommandError(f"There is no folder {write.parent} to write {write.name} to; make it first.")
         with refusals(), transaction.atomic():  # a node without its agent's file is not registered
             try:
-                node, identity = register_node(name, address, by=who(), door=DOOR)
+                node, identity = register_node(name, address, certificate=certificate, by=who(), door=DOOR)
                 _write_secret(write, json.dumps(identity, indent=2) + "\n")
-            except NodeRefused as no:
-                raise CommandError(str(no)) from None
             except OSError as problem:
                 raise CommandError(
                     f"{write} could not be written: {problem.strerror}. Give another file."
