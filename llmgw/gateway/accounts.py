@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from llmgw.gateway.journal import Journal
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.table import DatabaseThread
 from nodes.tallies import LEFT, OK, OTHER, Tally
@@ -46,7 +47,8 @@ class _Lot:
 class Accounts:
     """Counts what has ended, and writes it between `start` and `stop`.
 
-    `clock_s` tells the database's clock, None while that is unknown. `gateway` is this process's row.
+    `clock_s` tells the database's clock, None while that is unknown. `gateway` is this process's row. The
+    journal is given a line of each.
     """
 
     def __init__(
@@ -55,9 +57,11 @@ class Accounts:
         clock_s: Callable[[], float | None],
         *,
         flush_s: float = 5.0,
+        journal: Journal | None = None,
         add: Callable[[uuid.UUID, int, float, Mapping[Place, Tally]], None] = add_lot,
     ) -> None:
         self._gateway, self._clock_s, self._flush_s, self._add = gateway, clock_s, flush_s, add
+        self._journal = journal
         self._counted: dict[Place, Tally] = {}
         self._lots: deque[_Lot] = deque()
         self._number = 0
@@ -65,7 +69,14 @@ class Accounts:
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
 
+    @property
+    def lines_dropped(self) -> int:
+        """Of the access log."""
+        return 0 if self._journal is None else self._journal.dropped
+
     async def start(self) -> None:
+        if self._journal is not None:
+            self._journal.start()
         self._task = asyncio.create_task(self._keep_writing())
 
     async def stop(self) -> None:
@@ -78,6 +89,8 @@ class Accounts:
         if lost:
             log.error("The database is away, and what %d requests used is lost with this process.", lost)
         await self._thread.stop()
+        if self._journal is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._journal.stop)
 
     def close(self, passage: Passage) -> None:
         """The one word that a request has ended. Its key is one that was found good, empty before; its model
@@ -106,6 +119,8 @@ class Accounts:
         tally.observe("duration", passage.duration_s)
         if passage.held_s:
             tally.observe("hold", passage.held_s)
+        if self._journal is not None:
+            self._journal.note(passage)
 
     async def write(self) -> None:
         """Writes what there is; what cannot be written stays for the next time."""

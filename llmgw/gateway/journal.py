@@ -1,0 +1,159 @@
+"""The access log: a line of JSON for each request that has ended. No prompt, no answer, no secret is in it.
+
+A thread writes. A file that cannot be written, or a terminal that nobody reads, costs lines and no request:
+only so many wait, and how many were dropped is told as soon as something can be written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from time import monotonic
+
+import msgspec
+
+from llmgw.gateway.passage import Passage
+
+log = logging.getLogger(__name__)
+
+STDOUT = "-"
+LINES_WAITING = 10_000
+TEXT_LIMIT = 200
+"""Of what a client wrote."""
+_WRITE_BYTES = 4096
+"""A pipe takes so much at once, or nothing: lines of several processes never meet in the middle."""
+_STOP_S = 2.0
+
+
+class Journal:
+    """Between `start` and `stop`, to a file that it opens anew once somebody has moved it away, or to stdout.
+
+    `clock_s` tells the database's clock, None while that is unknown.
+    """
+
+    def __init__(self, path: str, clock_s: Callable[[], float | None]) -> None:
+        self._path, self._clock_s = path, clock_s
+        self._waiting: SimpleQueue[tuple[Passage, float | None, float] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
+        self._file = -1
+        self._is_failing = False
+        # Each of these is written by one thread: who notes, who writes, who writes.
+        self._refused = self._unwritten = self._told = 0
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were noted and are not in the file."""
+        return self._refused + self._unwritten
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Writes what waits, unless nobody takes it."""
+        self._waiting.put(None)
+        self._thread.join(_STOP_S)
+
+    def note(self, passage: Passage) -> None:
+        """The passage is not changed any more."""
+        if self._waiting.qsize() >= LINES_WAITING:
+            self._refused += 1
+        else:
+            self._waiting.put((passage, self._clock_s(), monotonic()))
+
+    def _keep_writing(self) -> None:
+        is_last = False
+        while not is_last:
+            lines = [self._waiting.get()]
+            while len(lines) < 100 and not self._waiting.empty():
+                lines.append(self._waiting.get())
+            is_last = None in lines
+            self._write([line_of(*line) for line in lines if line is not None])
+        if self._file > 1:
+            os.close(self._file)
+
+    def _write(self, lines: list[bytes]) -> None:
+        try:
+            self._open()
+            if untold := self.dropped - self._told:
+                _write_all(self._file, msgspec.json.encode({"dropped": untold}) + b"\n")
+                self._told += untold
+            while lines:
+                count = _fitting(lines)
+                _write_all(self._file, b"".join(lines[:count]))
+                del lines[:count]
+        except OSError as error:
+            self._unwritten += len(lines)
+            if not self._is_failing:
+                log.error("The access log cannot be written to %s: %s", self._path, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _open(self) -> None:
+        if self._path == STDOUT:
+            self._file = 1
+            return
+        with contextlib.suppress(OSError):
+            if self._file > 1 and os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                return
+        if self._file > 1:
+            os.close(self._file)
+            self._file = -1
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _fitting(lines: list[bytes]) -> int:
+    """How many of the first go into one piece."""
+    size = 0
+    for count, line in enumerate(lines):
+        size += len(line)
+        if size > _WRITE_BYTES and count:
+            return count
+    return len(lines)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def line_of(passage: Passage, clock_s: float | None, noted_at_s: float) -> bytes:
+    """`clock_s` is the database's clock at `noted_at_s`, which is monotonic. Times are milliseconds."""
+    ended_at_s = noted_at_s if passage.ended_at_s is None else passage.ended_at_s
+    told = {
+        "at": None if clock_s is None else _moment(clock_s - (noted_at_s - ended_at_s)),
+        "request": passage.request_id,
+        "key": passage.key,
+        "endpoint": passage.endpoint,
+        "asked_as": passage.asked_as[:TEXT_LIMIT],
+        "model": passage.model,
+        "replica": passage.replica,
+        "route": passage.route,
+        "status": passage.status,
+        "code": passage.code[:TEXT_LIMIT],
+        "stream": passage.is_streamed,
+        "simulated": passage.is_simulated,
+        "attempts": passage.attempts,
+        "prompt_tokens": passage.prompt_tokens,
+        "cached_tokens": passage.cached_tokens,
+        "completion_tokens": passage.completion_tokens,
+        "hold_ms": _ms(passage.held_s),
+        "queue_ms": _ms(passage.queued_s),
+        "ttft_ms": _ms(passage.ttft_s),
+        "tpot_ms": _ms(passage.tpot_s),
+        "duration_ms": _ms(passage.duration_s),
+    }
+    return msgspec.json.encode(told) + b"\n"
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
