@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nodes.agent.files import SUM
 from tests.agent_process import ROOT, AgentProcess, Stream, assignment
 from tests.waiting import wait_until
 
@@ -30,7 +31,7 @@ def record_of(agent: AgentProcess, replica: str) -> Path:
 
 def edit_record(agent: AgentProcess, replica: str, **changes: Any) -> None:
     path = record_of(agent, replica)
-    record = {**json.loads(path.read_text()), **changes}
+    record = {**json.loads(path.read_text()), **changes, SUM: None}
     path.write_text(json.dumps({name: value for name, value in record.items() if value is not None}))
 
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from nodes.agent.clock import now_s
 from nodes.agent.state import ATTEMPTS_KEPT, Record
 from nodes.engines.causes import Cause, classify
-from nodes.protocol import CAPACITY, AttemptReport
+from nodes.protocol import CAPACITY, DISK, AttemptReport
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PORT_LOST = frozenset({"port_in_use", "bind_failed"})
 _COULD_BE_MEMORY = frozenset({"killed", "unknown"})
+_COULD_BE_ITS_LOG = frozenset({"unknown"})
 
 
 class Failed(Exception):
@@ -26,9 +27,16 @@ class Failed(Exception):
         return self.cause.cause in _PORT_LOST
 
 
-def cause_of_end(engine: str, log_tail: str, exit_code: int | None, *, is_short_of_memory: bool) -> Cause:
+def cause_of_end(
+    engine: str,
+    log_tail: str,
+    exit_code: int | None,
+    *,
+    is_short_of_memory: bool = False,
+    full_disk: str = "",
+) -> Cause:
     """exit_code: below 0 a signal, None where nobody saw it. is_short_of_memory: whether the kernel has ended
-    a process for want of it just now."""
+    a process for want of it just now. full_disk: the sentence where its log could not grow."""
     cause = classify(engine, log_tail, exit_code, signal_in(exit_code))
     if is_short_of_memory and cause.cause in _COULD_BE_MEMORY:
         sentence = (
@@ -36,6 +44,8 @@ def cause_of_end(engine: str, log_tail: str, exit_code: int | None, *, is_short_
             "or run less on this node."
         )
         return Cause("host_oom", sentence, CAPACITY)
+    if full_disk and cause.cause in _COULD_BE_ITS_LOG:
+        return Cause("disk_full", full_disk, DISK)
     return cause
 
 

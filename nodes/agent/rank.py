@@ -65,7 +65,7 @@ class Rank:
         self._watch: Watch | None = None
         self._fetched: tuple[int, int] | None = None
         self._oom_counter, self._oom_kills = OF_ALL, oom_kills(OF_ALL)
-        self._is_saved = True
+        self.is_saved = True
 
     @property
     def launch(self) -> Launch:
@@ -150,10 +150,11 @@ class Rank:
         """What has happened is not undone by a full disk: it is written as soon as there is room."""
         try:
             self.host.state.save(self.record)
-            self._is_saved = True
+            self.is_saved = True
         except OSError as error:
-            self._is_saved = False
-            log.error("The record of replica %s is not saved yet: %s", self.record.id, error)
+            if self.is_saved:
+                log.error("The record of replica %s is not saved yet: %s", self.record.id, error)
+            self.is_saved = False
 
     # --- the life
 
@@ -271,8 +272,6 @@ class Rank:
         """Until its process ends, or is stuck."""
 
         async def look_after() -> None:
-            if not self._is_saved:
-                self.save()
             self._count_oom_kills()
             await asyncio.to_thread(bound_log, self._log_path())
 
@@ -297,7 +296,11 @@ class Rank:
         await self._end_process(0)
         tail = read_words(self._log_path(), key=self.record.assignment.key)
         cause = cause_of_end(
-            self.launch.engine, tail, process.exit_code, is_short_of_memory=is_short_of_memory
+            self.launch.engine,
+            tail,
+            process.exit_code,
+            is_short_of_memory=is_short_of_memory,
+            full_disk=await asyncio.to_thread(self.host.state.full_disk),
         )
         self._keep_end(cause.cause, cause.sentence, process)
         return Failed(cause)

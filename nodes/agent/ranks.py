@@ -215,7 +215,7 @@ class Ranks:
             log_path = self.host.state.log_path(record.id, record.attempt)
             tail = read_words(log_path, key=record.assignment.key)
             engine = record.assignment.launch.engine
-            cause = cause_of_end(engine, tail, None, is_short_of_memory=False)
+            cause = cause_of_end(engine, tail, None, full_disk=self.host.state.full_disk())
         else:
             cause = Cause(
                 "rebooted", "The node restarted while this engine ran; a new one is started.", TRANSIENT
@@ -364,10 +364,14 @@ class Ranks:
         del self._ranks[replica]
 
     def _prune(self) -> None:
-        """What is over is told for a day, so that nobody misses it, and not without bound."""
+        """What is over is told for a day, so that nobody misses it, and not without bound. What a full disk
+        had no room for is written once it has."""
         for replica, seen in list(self._strays.items()):
             if start_time(seen.pid) != seen.started:
                 del self._strays[replica]
+        for rank in self._ranks.values():
+            if not rank.is_saved:
+                rank.save()
         over = [rank for rank in self._ranks.values() if rank.record.state in OVER]
         over.sort(key=lambda rank: rank.record.since_s, reverse=True)
         old = [rank for rank in over[:OVER_KEPT] if now_s() - rank.record.since_s > OVER_KEPT_S]

@@ -10,20 +10,19 @@ A file that cannot be read is set aside under another name, never guessed at and
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nodes.agent.clock import boot_id, now_s
+from nodes.agent.files import DRAFT, read_file, write_file
+from nodes.agent.inventory import disk_free_bytes
 from nodes.protocol import (
     FAILED,
     FETCHING,
@@ -39,11 +38,11 @@ log = logging.getLogger("llmgw.agent")
 
 TOMBSTONE_S = 7 * 24 * 3600
 TOMBSTONES_LIMIT = 10_000
+ROOM_BYTES = 64 * 1024  # with less, a disk is full: what is written comes in larger pieces
 LIVES_KEPT = 20  # of agents here: more than one's control plane can miss between two looks
 LOGS_LIMIT = 50  # of replicas that are over; each is bounded by itself
 ATTEMPTS_KEPT = 5  # of one replica, with their logs
 OVER = (STOPPED, FAILED)
-DRAFT = ".draft-"
 
 T = TypeVar("T")
 
@@ -176,7 +175,7 @@ class StateFolder:
         return [record for record in found if record is not None]
 
     def save(self, record: Record) -> None:
-        self._write(self._record_path(record.id), record)
+        write_file(self._record_path(record.id), to_json(record))
 
     def forget(self, replica: str) -> None:
         self._record_path(replica).unlink(missing_ok=True)
@@ -252,7 +251,7 @@ class StateFolder:
             self.ledger = replace(self.ledger, tombstones=renewed)  # whatever is kept next keeps them, too
 
     def _keep(self, ledger: Ledger) -> None:
-        self._write(self.path / "agent.json", ledger)
+        write_file(self.path / "agent.json", to_json(ledger))
         self.ledger = ledger
 
     # --- files
@@ -261,9 +260,16 @@ class StateFolder:
         """The sentence for what could not be written."""
         return f"The agent cannot write to {self.path} ({error.strerror}); make room there."
 
+    def full_disk(self) -> str:
+        """The sentence where nothing more fits; empty where something does."""
+        free = disk_free_bytes(self.path)
+        if free is None or free > ROOM_BYTES:
+            return ""
+        return f"The disk of {self.path} is full, and the engine's log is on it; make room there."
+
     def _read(self, path: Path, kind: type[T]) -> T | None:
         try:
-            return read(kind, json.loads(path.read_bytes()))
+            return read(kind, read_file(path))
         except FileNotFoundError:
             return None
         except OSError as error:  # not guessed at: a record that is there may stand for a running engine
@@ -274,21 +280,6 @@ class StateFolder:
             os.replace(path, aside)
             return None
 
-    def _write(self, path: Path, value: Any) -> None:
-        """Old or new, never torn, and on the disk before anything follows from it."""
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f"{DRAFT}{path.name}.")  # mode 0600
-        try:
-            with open(handle, "w") as file:
-                json.dump(to_json(value), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)
-            raise
-        _sync_folder(path.parent)
-
 
 def is_uuid(text: str) -> bool:
     """As files are named by it: in lower case, with dashes."""
@@ -296,11 +287,3 @@ def is_uuid(text: str) -> bool:
         return str(uuid.UUID(text)) == text
     except ValueError:
         return False
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
