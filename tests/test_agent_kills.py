@@ -18,6 +18,7 @@ import pytest
 
 from nodes.agent.processes import marked_processes
 from tests.agent_process import AgentProcess, assignment
+from tests.traffic import Traffic
 from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("SOAK_KILLS", "10"))
@@ -111,7 +112,7 @@ def faults(agent: AgentProcess, commander: Commander) -> list[str]:
         for replica, rank in alive.items()
         if rank["state"] != "fetching" and rank.get("pid") not in pids
     ]
-    held = Counter(gpu for rank in alive.values() for gpu in rank["gpus"])
+    held = Counter(gpu for rank in alive.values() for gpu in rank.get("gpus", ()))
     found += [f"two engines run on {gpu}" for gpu, count in held.items() if count > 1]
     found += [
         f"{each} was accepted and is unknown"
@@ -131,26 +132,31 @@ def test_no_engine_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
     random = Random(SEED)
     with AgentProcess(tmp_path, "--sim-gpus", "4:sim", "--stop-grace", "500ms") as agent:
         commander = Commander(agent, random)
-        for number in range(KILLS):
-            commands = threading.Thread(target=commander.go_on)
-            commands.start()
-            commands.join(random.random() * LONGEST_LIFE_S)  # it goes on until the agent does not answer
-            before = {seen.pid: seen.mark.replica for seen in marked_processes(agent.node) if seen.is_leader}
-            agent.kill()
-            commands.join(30)
-            agent.start()
-            wait_until(
-                lambda: not faults(agent, commander),
-                f"everything to be accounted for after kill {number} of seed {SEED}",
-                tell=lambda: "\n".join([*faults(agent, commander), agent.story()]),
-                timeout_s=TRUE_WITHIN_S,
-            )
-            known = {rank["replica"]: rank for rank in agent.state().get("ranks", ())}
-            for pid, replica in before.items():
-                rank = known.get(replica, {"state": "stopped"})
-                assert rank["state"] in OVER | {"draining"} or rank["pid"] == pid, "it was restarted"
+        with Traffic(agent.run("--ttft", "1ms", gpus=[])["port"]):
+            for number in range(KILLS):
+                kill_once(agent, commander, number)
         assert commander.statuses[200] > KILLS, "there was something to account for"
         for replica in agent.state().get("ranks", ()):
             agent.delete(replica["replica"])
         wait_until(lambda: not marked_processes(agent.node), "all engines to be gone", tell=agent.story)
         assert not list(agent.state_folder.rglob(".*")), "no draft of a file is left"
+
+
+def kill_once(agent: AgentProcess, commander: Commander, number: int) -> None:
+    commands = threading.Thread(target=commander.go_on)
+    commands.start()
+    commands.join(commander.random.random() * LONGEST_LIFE_S)  # it goes on until the agent does not answer
+    before = {seen.pid: seen.mark.replica for seen in marked_processes(agent.node) if seen.is_leader}
+    agent.kill()
+    commands.join(30)
+    agent.start()
+    wait_until(
+        lambda: not faults(agent, commander),
+        f"everything to be accounted for after kill {number} of seed {SEED}",
+        tell=lambda: "\n".join([*faults(agent, commander), agent.story()]),
+        timeout_s=TRUE_WITHIN_S,
+    )
+    known = {rank["replica"]: rank for rank in agent.state().get("ranks", ())}
+    for pid, replica in before.items():
+        rank = known.get(replica, {"state": "stopped"})
+        assert rank["state"] in OVER | {"draining"} or rank["pid"] == pid, "it was restarted"

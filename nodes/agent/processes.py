@@ -139,7 +139,9 @@ class Process:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    async def end(self, *, grace_s: float, tell: Callable[[str], None]) -> None:
+    async def end(
+        self, *, grace_s: float, tell: Callable[[str], None], killed_within_s: float = KILLED_S
+    ) -> None:
         """TERM to all of it, then KILL; returns when none of it is left, however long that takes. `tell`
         hears what it waits for."""
         tell("its processes are being stopped")
@@ -152,7 +154,7 @@ class Process:
         while self._is_any_left():
             self._signal_all(signal.SIGKILL)
             await asyncio.sleep(POLL_S)
-            if now_s() - killed_s > KILLED_S:
+            if now_s() - killed_s > killed_within_s:
                 left = ", ".join(map(str, self._members()))
                 tell(f"process {left} was killed and does not end; if it stays, restart the node")
 
