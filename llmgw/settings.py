@@ -342,12 +342,18 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a broker that is away comes back;
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "llmgw.celery:SteadyScheduler"  # in memory: a tick needs no record
 LLMGW_RECHECK_EVERY_S = min(60.0, LLMGW_RECHECK_S)  # each time a few models, the oldest checks first
+LLMGW_FORGET_EVERY_S = 60.0  # what is too old is removed, some thousands of rows each time
 CELERY_BEAT_SCHEDULE = {
     "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}},
     "recheck": {
         "task": "catalog.tasks.recheck",
         "schedule": LLMGW_RECHECK_EVERY_S,
         "options": {"expires": LLMGW_RECHECK_EVERY_S},
+    },
+    "forget usage": {
+        "task": "nodes.tasks.forget_usage",
+        "schedule": LLMGW_FORGET_EVERY_S,
+        "options": {"expires": LLMGW_FORGET_EVERY_S},
     },
 }
 

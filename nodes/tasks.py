@@ -1,4 +1,5 @@
-"""The reconciler's doorway: a tick carries nothing, expires after one interval, may be lost or doubled."""
+"""The reconciler's doorway, and that of what is forgotten: each task carries nothing, expires after one
+interval, and may be lost or doubled."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from celery import shared_task
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
+from nodes import usage
 from nodes.reconcile import run_pass
 
 PASSES_A_TICK = 3  # a pass that changed something is often followed by one that can go on from there
 WAKE_WAIT_S = 1.0
+BITES_A_TASK = 10
 HINT_GAP_S = 0.5
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,14 @@ def tick() -> None:
     for _ in range(PASSES_A_TICK):
         report = run_pass(holder)
         if report is None or not report.has_changed:
+            return
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_FORGET_EVERY_S)
+def forget_usage() -> None:
+    """Remove minutes and hours that are too old to be told of, a few bites at a time."""
+    for _ in range(BITES_A_TASK):
+        if not usage.forget():
             return
 
 

@@ -11,12 +11,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.db import OperationalError, connections
 from django.db.models import Q, Sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.models import Name, database_now
+from llmgw.celery import app
 from llmgw.gateway import accounts as module
 from llmgw.gateway.accounts import Accounts
 from llmgw.gateway.passage import Passage
@@ -313,3 +315,12 @@ def test_it_is_forgotten_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
         left.append(Usage.objects.count())
     assert all(before - after == 3 for before, after in pairwise(left))
     assert requests_in("minute") == requests_in("hour") == 0
+
+
+@pytest.mark.django_db
+def test_the_beat_has_it_forgotten() -> None:
+    entry = django_settings.CELERY_BEAT_SCHEDULE["forget usage"]
+    add_lot(uuid.uuid4(), 1, (database_now() - KEEP_HOURS - timedelta(days=1)).timestamp(), lot())
+    app.tasks[entry["task"]].apply()
+    assert requests_in("hour") == 0
+    assert entry["options"]["expires"] <= entry["schedule"]
