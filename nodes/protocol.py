@@ -94,7 +94,8 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One device. `id` is its UUID, stable over reboots and reorderings; memory is None where not told."""
+    """One device. `id` is its UUID, stable over reboots and reorderings; memory is None where not told.
+    sickness: what is wrong with one that is not healthy, as a phrase."""
 
     id: str
     index: int
@@ -104,6 +105,7 @@ class GpuReport:
     used_mib: int | None = None
     foreign_mib: int | None = None
     is_healthy: bool = True
+    sickness: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,9 @@ class RankReport:
 @dataclass(frozen=True, slots=True)
 class StateReport:
     """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes.
-    runs_gangs: whether its agent runs one rank of a replica over several nodes. instance: this life of its
-    agent; follows: the lives before it, the last first."""
+    cpu_cores: those that its engines may use, threads counted. runs_gangs: whether its agent runs one rank of
+    a replica over several nodes. instance: this life of its agent; follows: the lives before it, the last
+    first."""
 
     cluster: str
     node: str
@@ -182,6 +185,8 @@ class StateReport:
     runs_gangs: bool = False
     memory_total_mib: int | None = None
     memory_free_mib: int | None = None
+    cpu_model: str = ""
+    cpu_cores: int | None = None
     disk_free_bytes: int | None = None
     weights: Sequence[str] = ()
     ranks: Sequence[RankReport] = ()

@@ -110,6 +110,7 @@ class GpuSerializer(shapes.Serializer):
     used_mib = _whole(required=False)
     foreign_mib = _whole("Held by what is not llmgw's.", required=False)
     is_healthy = shapes.BooleanField(required=False)
+    sickness = shapes.CharField(required=False, help_text="What is wrong with one that is not healthy.")
     use = shapes.ChoiceField([each.value for each in GpuUse])
     taken_by = _text("A replica, an orphan, something else; empty: free.")
 
@@ -142,6 +143,8 @@ class NodeSerializer(shapes.Serializer):
     fabric = _text()
     memory_total_mib = _unknown()
     memory_free_mib = _unknown()
+    cpu_model = _text("Empty: not told.")
+    cpu_cores = _unknown("That engines may use; null: unknown.")
     disk_free_bytes = _unknown()
     agent_version = _text()
 

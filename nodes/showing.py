@@ -382,7 +382,7 @@ def gpus_of(node: Node) -> list[ShownGpu]:
 
 def _other_use(gpu: GpuReport) -> tuple[GpuUse, str]:
     if not gpu.is_healthy:
-        return GpuUse.SICK, "nothing: it is not healthy"
+        return GpuUse.SICK, "nothing: it is not healthy" + (f" ({gpu.sickness})" if gpu.sickness else "")
     if (gpu.foreign_mib or 0) > FOREIGN_LIMIT_MIB:
         return GpuUse.FOREIGN, f"something else on the node ({gpu.foreign_mib} MiB)"
     return GpuUse.FREE, ""
@@ -418,6 +418,8 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "fabric": report.fabric if report else "",
         "memory_total_mib": report.memory_total_mib if report else None,
         "memory_free_mib": report.memory_free_mib if report else None,
+        "cpu_model": report.cpu_model if report else "",
+        "cpu_cores": report.cpu_cores if report else None,
         "disk_free_bytes": report.disk_free_bytes if report else None,
         "agent_version": report.agent_version if report else "",
     }

@@ -3,9 +3,11 @@
    NVML_STAND_IN names the file. It is read again at each count of the cards, so that cards may come and go.
    A line is a device, its fields apart by tabs; a line that begins with "slice" belongs to the card above it:
 
-     card|slice  name  uuid  total bytes  used bytes  MIG mode  row failure  recovery action  code  processes
+     card|slice  name  uuid  total bytes  used bytes  MIG mode  row failure  recovery action  code  pages  errors
+     processes
 
-   total: -1 is "not supported". MIG mode, row failure, recovery action: -1 is "not supported". code: what the
+   total, MIG mode, row failure, recovery action, pages (that are to be retired), errors (that were not corrected):
+   -1 is "not supported". code: what the
    card itself answers instead of everything (0: it is well; 15: lost). processes: pid:bytes:kind,... where kind
    is c (computes) or g (draws) and -1 bytes are "not available"; "?" is "not supported".
    A file that cannot be read is a driver that is not loaded. */
@@ -26,9 +28,9 @@ typedef struct {
 } field_t;
 
 typedef struct device {
-    int is_slice, mig_mode, row_failure, recovery, code;
+    int is_slice, mig_mode, row_failure, recovery, code, pages;
     char name[96], uuid[96], processes[512];
-    long long total, used;
+    long long total, used, errors;
     struct device *slices[8];
     unsigned slice_count;
 } device_t;
@@ -46,9 +48,9 @@ static int load(void) {
     while (count < 64 && fgets(line, sizeof line, file)) {
         device_t *d = &devices[count];
         memset(d, 0, sizeof *d);
-        if (sscanf(line, "%7[^\t]\t%95[^\t]\t%95[^\t]\t%lld\t%lld\t%d\t%d\t%d\t%d\t%511[^\n]", kind, d->name,
-                   d->uuid, &d->total, &d->used, &d->mig_mode, &d->row_failure, &d->recovery, &d->code,
-                   d->processes) < 9)
+        if (sscanf(line, "%7[^\t]\t%95[^\t]\t%95[^\t]\t%lld\t%lld\t%d\t%d\t%d\t%d\t%d\t%lld\t%511[^\n]", kind,
+                   d->name, d->uuid, &d->total, &d->used, &d->mig_mode, &d->row_failure, &d->recovery,
+                   &d->code, &d->pages, &d->errors, d->processes) < 11)
             continue;
         count++;
         d->is_slice = strcmp(kind, "slice") == 0;
@@ -115,6 +117,18 @@ int nvmlDeviceGetRemappedRows(device_t *d, unsigned *corrected, unsigned *uncorr
     if (d->row_failure < 0) return NOT_SUPPORTED;
     *corrected = *uncorrected = *pending = 0;
     *failure = d->row_failure;
+    return d->code;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(device_t *d, int *pending) {
+    if (d->pages < 0) return NOT_SUPPORTED;
+    *pending = d->pages;
+    return d->code;
+}
+
+int nvmlDeviceGetTotalEccErrors(device_t *d, int type, int counter, unsigned long long *count) {
+    if (d->errors < 0 || type != 1 || counter != 0) return NOT_SUPPORTED;
+    *count = d->errors;
     return d->code;
 }
 

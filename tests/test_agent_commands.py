@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -258,6 +259,9 @@ def test_the_state_tells_what_the_node_has(tmp_path: Path) -> None:
     assert state["fabric"] == "ib0"
     assert state["memory_total_mib"] >= state["memory_free_mib"] > 0
     assert state["disk_free_bytes"] > 0
+    assert state["cpu_cores"] == len(os.sched_getaffinity(0))
+    if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        assert state["cpu_model"] == found[1].strip()
 
 
 def test_what_was_seen_is_known_after_the_agents_death(tmp_path: Path) -> None:

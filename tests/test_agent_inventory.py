@@ -49,6 +49,8 @@ class Card:
     row_failure: int = 0
     recovery: int = 0
     code: int = 0
+    pages: int = NOT_TOLD
+    errors: int = 0
     processes: str = ""
     is_slice: bool = False
 
@@ -57,7 +59,8 @@ class Card:
             str(each)
             for each in (
                 "slice" if self.is_slice else "card", self.name, self.uuid, self.total, self.used,
-                self.mig_mode, self.row_failure, self.recovery, self.code, self.processes,
+                self.mig_mode, self.row_failure, self.recovery, self.code, self.pages, self.errors,
+                self.processes,
             )
         )  # fmt: skip
 
@@ -204,6 +207,9 @@ def test_slices_that_are_made_anew_replace_the_old_ones(driver: Driver) -> None:
 
 SICK = {
     "a row that could not be replaced": (Card(row_failure=1), "a faulty row of its memory"),
+    "a page that is to be retired": (Card(pages=1), "a faulty page of its memory is in use until the driver"),
+    "an error that was not corrected": (Card(errors=1), "1 error of its memory could not be corrected"),
+    "errors that were not corrected": (Card(errors=7), "7 errors of its memory could not be corrected"),
     "a reset that is asked for": (Card(recovery=1), "the driver asks for a reset of it"),
     "a reboot that is asked for": (Card(recovery=2), "the driver asks for a reboot of the node"),
     "a recovery that nobody knows yet": (Card(recovery=99), "the driver asks for recovery action 99"),
@@ -214,7 +220,10 @@ SICK = {
 def test_a_sick_card_is_told_as_such_and_why_once(driver: Driver, card: Card, words: str) -> None:
     driver.has(card, Card(uuid="GPU-2"))
     for _ in range(3):
-        assert [each["is_healthy"] for each in driver.told()] == [False, True]
+        sick, well = driver.told()
+        assert (sick["is_healthy"], well["is_healthy"]) == (False, True)
+        assert sick["sickness"].startswith(words)
+        assert "sickness" not in well
     assert driver.log.count("is not healthy") == 1
     assert f"GPU 0 (NVIDIA H100 80GB HBM3, GPU-1) is not healthy: {words}" in driver.log
 
@@ -232,6 +241,7 @@ def test_a_card_that_is_lost_stays_on_the_list_and_takes_no_other_along(driver: 
     assert (lost["id"], lost["is_healthy"], lost.get("used_mib")) == ("GPU-1", False, None)
     assert (lost["gpu_class"], lost["memory_mib"]) == ("h100-80g", 81559)
     assert other["is_healthy"]
+    assert lost["sickness"] == "it no longer answers"
     assert "GPU-1) is not healthy: it no longer answers." in driver.log
     driver.has(Card(), Card(uuid="GPU-2"))
     assert [each["is_healthy"] for each in driver.told()] == [True, True]

@@ -136,7 +136,8 @@ def test_the_map_of_gpus_tells_what_each_is_used_for(admin: Client) -> None:
     replica = a_replica(a_model(), node, gpu=1)
     gpus = node.report["gpus"]
     gpus[0]["used_mib"] = 1024
-    gpus[2]["is_healthy"] = False
+    gpus[2] |= {"is_healthy": False, "sickness": "the driver asks for <b>a reset</b>\x07 of it"}
+    node.report |= {"cpu_model": "EPYC 9654", "cpu_cores": 96}
     gpus[3]["foreign_mib"] = 9000
     node.save()
     html = page(admin, f"{NODES}{node.pk}/change/")
@@ -146,6 +147,9 @@ def test_the_map_of_gpus_tells_what_each_is_used_for(admin: Client) -> None:
     assert f'href="/admin/nodes/replica/{replica.pk}/change/"' in rows[1]
     assert "1.0 GiB of 80.0 GiB" in rows[0]
     assert "something else on the node (9000 MiB)" in rows[3]
+    assert "the driver asks for &lt;b&gt;a reset&lt;/b&gt;" in rows[2]
+    assert "\x07" not in html
+    assert "96 cores of EPYC 9654" in html
 
 
 # --- models ---------------------------------------------------------------------------------------

@@ -123,10 +123,15 @@ def test_a_gpu_tells_its_use(api: Api) -> None:
     node = a_node(gpus=4)
     a_replica(a_model(), node, gpu=0)
     report = node.report
-    report["gpus"][1]["is_healthy"] = False
+    report["gpus"][1] |= {"is_healthy": False, "sickness": "it no longer answers"}
     report["gpus"][2]["foreign_mib"] = 9000
+    report |= {"cpu_model": "EPYC 9654", "cpu_cores": 96}
     node.save()
-    gpus = api("GET", "nodes/gpu-01")[1]["gpus"]
+    told = api("GET", "nodes/gpu-01")[1]
+    assert (told["cpu_model"], told["cpu_cores"]) == ("EPYC 9654", 96)
+    gpus = told["gpus"]
+    assert gpus[1]["sickness"] == "it no longer answers"
+    assert gpus[1]["taken_by"] == "nothing: it is not healthy (it no longer answers)"
     assert [gpu["use"] for gpu in gpus] == ["replica", "sick", "foreign", "free"]
     assert [bool(gpu["taken_by"]) for gpu in gpus] == [True, True, True, False]
 

@@ -152,6 +152,13 @@ def test_a_node_is_drained_and_taken_back() -> None:
     assert refusal("node_drain", "x") == 'There is no node "x"; manage.py nodes tells which there are.'
 
 
+def test_a_sick_card_is_told_with_what_is_wrong() -> None:
+    node = a_node(gpus=2)
+    node.report["gpus"][1] |= {"is_healthy": False, "sickness": "it no longer answers"}
+    node.save()
+    assert "GPU 1: it no longer answers" in manage("nodes")
+
+
 def test_a_replica_is_stopped_by_the_first_digits_of_its_id() -> None:
     model, node = a_model(), a_node()
     replica = a_replica(model, node)

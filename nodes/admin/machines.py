@@ -37,7 +37,7 @@ class NodeAdmin(ReadOnlyAdmin):
         (None, {"fields": ("name", "address", "trusted", "state", "seen", "note", "uuid", "agent_version")}),
         ("GPUs", {"fields": ("gpus", "gpu_map")}),
         ("Runs", {"fields": ("runs_table",)}),
-        ("Has", {"fields": ("engines", "labels", "fabric", "memory", "disk")}),
+        ("Has", {"fields": ("engines", "labels", "fabric", "cpu", "memory", "disk")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
@@ -116,7 +116,7 @@ class NodeAdmin(ReadOnlyAdmin):
                 gpu_badge(each.use),
                 replica_link(each.replica, each.taken_by) if each.replica else said(each.taken_by),
                 each.gpu.gpu_class,
-                each.gpu.name,
+                _device(each.gpu),
                 _memory(each.gpu),
                 each.gpu.id,
             )
@@ -134,6 +134,13 @@ class NodeAdmin(ReadOnlyAdmin):
     def fabric(self, node: Node) -> str:
         report = last_report(node)
         return sentence(report.fabric) if report and report.fabric else "none"
+
+    @admin.display(description="processor")
+    def cpu(self, node: Node) -> str:
+        report = last_report(node)
+        cores = f"{report.cpu_cores} cores" if report and report.cpu_cores else ""
+        told = (cores, report.cpu_model if report else "")
+        return sentence(" of ".join(filter(None, told))) or "not told"
 
     @admin.display(description="host memory")
     def memory(self, node: Node) -> str:
@@ -220,6 +227,13 @@ class NodeAdmin(ReadOnlyAdmin):
 
 def _gib(memory_mib: int | None) -> str:
     return "not told" if memory_mib is None else f"{memory_mib / 1024:.1f} GiB"
+
+
+def _device(gpu: GpuReport) -> SafeString | str:
+    """One that is sick says why, whoever holds it."""
+    if not gpu.sickness:
+        return sentence(gpu.name)
+    return format_html("{}{}", sentence(gpu.name), said(gpu.sickness, "problem"))
 
 
 def _memory(gpu: GpuReport) -> str:

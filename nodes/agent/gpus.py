@@ -170,7 +170,7 @@ class Devices:
         known = {each.id: each for reports in self._known.values() for each in reports}
         if report.id not in known or known[report.id].is_healthy:
             log.warning("GPU %s (%s, %s) is not healthy: %s.", report.index, report.name, report.id, sickness)
-        return replace(report, is_healthy=False)
+        return replace(report, is_healthy=False, sickness=sickness)
 
     def _report(self, device: Any, index: int, groups: Collection[int]) -> GpuReport:
         name = str(pynvml.nvmlDeviceGetName(device))
@@ -232,6 +232,11 @@ def _sickness(card: Any) -> str:
     remapped = _told(pynvml.nvmlDeviceGetRemappedRows, card)
     if remapped is not None and remapped[3]:
         return "a faulty row of its memory could not be replaced by a spare one"
+    if _told(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, card):
+        return "a faulty page of its memory is in use until the driver is loaded anew"
+    if errors := _told(_ecc_errors, card):
+        many = "errors" if errors > 1 else "error"
+        return f"{errors} {many} of its memory could not be corrected since the driver was loaded"
     ask = partial(pynvml.nvmlDeviceGetFieldValues, fieldIds=[pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     fields = _told(ask, card)
     if fields is not None and fields[0].nvmlReturn == pynvml.NVML_SUCCESS:
@@ -239,6 +244,12 @@ def _sickness(card: Any) -> str:
         if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
             return _RECOVERY.get(action, f"the driver asks for recovery action {action}")
     return ""
+
+
+def _ecc_errors(card: Any) -> Any:
+    return pynvml.nvmlDeviceGetTotalEccErrors(
+        card, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    )
 
 
 _RECOVERY = {

@@ -1,4 +1,4 @@
-"""What this node has besides its GPUs: engines, memory and disk.
+"""What this node has besides its GPUs: engines, processor, memory and disk.
 
 What cannot be told is None, which excludes the node from nothing.
 """
@@ -135,6 +135,16 @@ def _told(command: Sequence[str]) -> str:
 
 
 # --- memory and disk ------------------------------------------------------------------------------------
+
+
+def cpu() -> tuple[str, int | None]:
+    """The processor's model, as it calls itself, and how many of its cores are for this process and what it
+    starts. ARM's tell no model."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return " ".join(found[1].split())[:100] if found else "", len(os.sched_getaffinity(0))
 
 
 def host_memory_mib() -> tuple[int | None, int | None]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 
 from nodes.agent.clock import boot_id
 from nodes.agent.configuration import Configuration
 from nodes.agent.gpus import Devices
-from nodes.agent.inventory import FoundEngine, disk_free_bytes, host_memory_mib
+from nodes.agent.inventory import FoundEngine, cpu, disk_free_bytes, host_memory_mib
 from nodes.protocol import StateReport
 
 VERSION = "0.1.0"
+
+
+_cpu = functools.cache(cpu)  # reading it takes longer than all the rest of a report
 
 
 def node_report(
@@ -22,6 +26,7 @@ def node_report(
 ) -> StateReport:
     """groups: process groups that are known to be ours. A driver or a network's disk may take its time."""
     total_mib, free_mib = host_memory_mib()
+    cpu_model, cpu_cores = _cpu()
     return StateReport(
         cluster=configuration.identity.cluster,
         node=configuration.identity.node,
@@ -34,5 +39,7 @@ def node_report(
         runs_gangs=configuration.runs_gangs,
         memory_total_mib=total_mib,
         memory_free_mib=free_mib,
+        cpu_model=cpu_model,
+        cpu_cores=cpu_cores,
         disk_free_bytes=disk_free_bytes(configuration.store),
     )

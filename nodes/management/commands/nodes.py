@@ -35,6 +35,7 @@ def _line(node: dict[str, Any]) -> tuple[object, ...]:
     state = ", ".join(filter(None, (node["state"], kept_free)))
     engines = ", ".join(engine["name"] for engine in node["engines"])
     free = f"{node['gpus_free']} of {node['gpus_total']}"
-    note = node["problem"] or node["cordoned_why"]
+    sick = (f"GPU {gpu['index']}: {gpu['sickness']}" for gpu in node["gpus"] if gpu.get("sickness"))
+    note = node["problem"] or node["cordoned_why"] or "; ".join(sick)
     runs = len(node["replicas"])
     return (node["name"], state, ago(node["age_s"]), free, runs, engines, node["address"], note)
