@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from catalog.actions import record
 from catalog.models import Model, Revision
 from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, storable
+from nodes import lease
 from nodes.agents import cluster_keys
 from nodes.models import Cluster, Held, Node, Rank, Replica, Roll
 from nodes.showing import models_with_replicas, tally
@@ -219,6 +220,14 @@ def resume(*, by: str, why: str = "", door: str) -> bool:
         if changed:
             record("resume", "cluster", str(this), by=by, door=door, why=why)
     return bool(changed)
+
+
+def outrank(*, by: str, why: str, door: str) -> None:
+    """Have agents obey this database again, after it was restored from a backup and they had seen later
+    commands. What an older control plane may still send them is refused from the next command on."""
+    with transaction.atomic():
+        lease.outrank()
+        record("outrank", "cluster", str(Cluster.this()), by=by, door=door, why=why)
 
 
 def allow_held(*, by: str, why: str, door: str) -> int:

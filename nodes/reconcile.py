@@ -55,6 +55,8 @@ REFUSED: dict[str | int, str] = {
 }
 # It runs something of the replica that it cannot take up, and that has to be stopped first.
 STRAY = "stray"
+# It has obeyed commands of a later lease than this database knows.
+FENCE = "fence"
 
 logger = logging.getLogger(__name__)
 
@@ -372,9 +374,19 @@ def _hear_answer(order: Order, answer: Told, standing: Standing) -> None:
         _end(STOP, End(order.replica, answer.sentence), standing)
     elif order.launch is not None and (kind := REFUSED.get(answer.code) or REFUSED.get(answer.status or 0)):
         standing.end_rank(rank, FAILED, answer.sentence, kind=kind)
+    elif answer.code == FENCE:
+        standing.write(row, reason=_outranked(answer.sentence, standing.nodes[order.node].name))
     elif not answer.is_accepted:
         standing.write(row, reason=answer.sentence)
     standing.settle(order.replica)
+
+
+def _outranked(sentence: str, node: str) -> str:
+    """Whoever holds the lease and is refused as one who has lost it: by which database, only people know."""
+    return (
+        f"{sentence} If this database was restored from a backup, manage.py reconcile_outrank has it obeyed "
+        f"again; if it was not, another control plane drives {node}: stop one of the two."
+    )
 
 
 # --- forget -----------------------------------------------------------------------------------------

@@ -149,12 +149,14 @@ class FakeAgent:
     async def _put(self, request: web.Request) -> web.Response:
         assignment = read(Assignment, await request.json())
         if assignment.fence < self.fence:
-            return _refusal(409, "stale_fence", "A newer reconciler has spoken.")
+            says = f"The command is older ({assignment.fence}) than one obeyed here ({self.fence})."
+            return _refusal(409, "fence", says)
         if assignment.replica in self.tombstones:
             return _refusal(410, "deleted", "This replica was stopped here.")
         self.fence = assignment.fence
         self.assignments[assignment.replica] = assignment
-        if assignment.replica not in self.ranks:
+        known = self.ranks.get(assignment.replica)
+        if known is None or known.generation < assignment.generation:
             self.ranks[assignment.replica] = RankReport(
                 assignment.replica,
                 assignment.generation,

@@ -18,10 +18,11 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Way:
-    """One direction. `holds` says of the first bytes of a connection whether it is held."""
+    """One direction: so many bytes at a time, each a while after the other. `holds` says of the first bytes
+    of a connection whether it is held."""
 
     delay_s: float = 0.0
-    bytes_a_second: int = 0
+    bytes_at_a_time: int = READ_BYTES
     holds: Callable[[bytes], bool] | None = None
     held: list[bytes] = field(default_factory=list)
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,14 +130,14 @@ class FaultProxy:
         asked: asyncio.Future[bytes],
     ) -> None:
         with contextlib.suppress(OSError):
-            while chunk := await reader.read(way.bytes_a_second or READ_BYTES):
+            while chunk := await reader.read(way.bytes_at_a_time):
                 (self.requests if way is self.there else self.answers).append(chunk)
                 if not asked.done():
                     asked.set_result(chunk)
                 if way.holds and way.holds(asked.result()):
                     way.held.append(chunk)
                     await way.is_open.wait()
-                await asyncio.sleep(way.delay_s or (1.0 if way.bytes_a_second else 0))
+                await asyncio.sleep(way.delay_s)
                 writer.write(chunk)
                 await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):
