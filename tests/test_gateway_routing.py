@@ -204,7 +204,7 @@ def test_none_is_chosen_that_is_much_busier_than_the_mean(
     mean, mean_weight = sum(in_flight.values()) / sum(weights), sum(weights) / len(weights)
     for prompt in requests:
         target = _choose(chooser, targets, prompt, in_flight, by=by).target
-        bound = BUSY_FACTOR * mean + BUSY_SLACK / mean_weight
+        bound = (1 + BUSY_FACTOR) * mean + BUSY_SLACK / mean_weight
         if prompt.chain.links and (by == "" or prompt.session):
             assert in_flight[target.replica] / target.weight <= bound * (1 + 1e-6)
 
@@ -303,11 +303,20 @@ def test_a_talk_goes_on_where_it_began() -> None:
 def test_one_that_is_too_busy_is_left_and_remembered() -> None:
     chooser, targets = Chooser(), _targets(4)
     home = _choose(chooser, targets, PAGE).target
-    busy = {home.replica: 3}
+    busy = {home.replica: int(BUSY_SLACK) + 2}
     other = _choose(chooser, targets, PAGE, busy).target
     assert other != home
     assert _choose(chooser, targets, PAGE, busy) == Choice(other, "prefix")
     assert _choose(chooser, [home, *set(targets) - {home, other}], PAGE) == Choice(home, "prefix")
+
+
+def test_two_processes_with_loads_of_their_own_mostly_agree_on_a_new_prompt() -> None:
+    targets, random, agreed = _targets(8), Random(1), 0
+    for number in range(200):
+        loads = [{target.replica: random.randint(2, 4) for target in targets} for _ in range(2)]
+        one, other = (_choose(Chooser(), targets, f"{number} {PAGE}", busy).target for busy in loads)
+        agreed += one == other
+    assert agreed > 80  # of least-loaded's choices, a third as many
 
 
 def test_a_small_difference_in_load_is_no_reason_to_leave() -> None:
@@ -316,10 +325,33 @@ def test_a_small_difference_in_load_is_no_reason_to_leave() -> None:
     assert _choose(chooser, targets, PAGE, {home.replica: int(BUSY_SLACK)}) == Choice(home, "prefix")
 
 
-def test_a_new_prompt_is_not_sent_to_one_that_is_busier_than_the_mean() -> None:
+def test_a_new_prompt_is_not_sent_to_one_that_is_busier_than_the_others() -> None:
+    targets = _targets(4)
+    busy = {target.replica: 1 for target in targets} | {"replica-2": 4}
+    had = {_choose(Chooser(), targets, f"{number}{PAGE}", busy).target.replica for number in range(50)}
+    assert had == {"replica-0", "replica-1", "replica-3"}
+
+
+def test_processes_with_loads_of_their_own_agree_on_new_prompts_more_often_than_by_load() -> None:
+    targets, random, agreed = _targets(8), Random(1), Counter[str]()
+    for number in range(200):
+        loads = [{target.replica: random.randint(2, 4) for target in targets} for _ in range(2)]
+        for by in ("prefix", "least-loaded"):
+            one, other = (_choose(Chooser(), targets, f"{number} {PAGE}", busy, by=by) for busy in loads)
+            agreed[by] += one == other
+    assert agreed["prefix"] > 1.5 * agreed["least-loaded"]
+
+
+def test_a_small_difference_in_load_is_no_reason_to_leave() -> None:
+    chooser, targets = Chooser(), _targets(4)
+    home = _choose(chooser, targets, PAGE).target
+    assert _choose(chooser, targets, PAGE, {home.replica: int(BUSY_SLACK)}) == Choice(home, "prefix")
+
+
+def test_a_new_prompt_is_not_sent_to_one_that_is_busier_than_the_others() -> None:
     targets, free = _targets(4), {"replica-2"}
     for number in range(50):
-        busy = {target.replica: 1 for target in targets if target.replica not in free}
+        busy = {target.replica: 3 for target in targets if target.replica not in free}
         assert _choose(Chooser(), targets, f"{number}{PAGE}", busy).target.replica in free
 
 

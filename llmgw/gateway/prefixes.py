@@ -33,7 +33,7 @@ class Chain:
     def key_after(self, depth: int) -> int:
         """A number for the first blocks beyond `depth`, or for the last one where there are none."""
         start = min(depth, len(self.links) - 1) * BLOCK_BYTES
-        return crc32(self.text[start : start + KEY_BLOCKS * BLOCK_BYTES])
+        return crc32(self.text[start : start + KEY_BLOCKS * BLOCK_BYTES]) + 1  # 0 would be no number
 
 
 NO_CHAIN = Chain()
@@ -82,12 +82,15 @@ class Prefixes:
         self.young.update(links)
 
     def depth_of(self, links: Sequence[int]) -> int:
-        """How many of the first links are held."""
-        known, missing = 0, len(links) + 1
+        """How many of the first links are held; there is one at least."""
+        young, old = self.young, self.old
+        if links[0] not in young and links[0] not in old:
+            return 0
+        known, missing = 1, len(links) + 1
         while missing - known > 1:
             middle = (known + missing) // 2
             link = links[middle - 1]
-            if link in self.young or link in self.old:
+            if link in young or link in old:
                 known = middle
             else:
                 missing = middle

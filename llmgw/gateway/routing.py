@@ -10,9 +10,9 @@ which targets are given changes nothing.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, log
 
 from llmgw.gateway.admission import ModelEntry
 from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes, chain
@@ -22,15 +22,17 @@ __all__ = ["NO_PROMPT", "Choice", "Chooser", "Prompt", "Target", "chain"]
 ONLY, PREFIX, PREFIX_MISS = "only", "prefix", "prefix-miss"
 LEAST_LOADED, ROUND_ROBIN, SESSION = "least-loaded", "round-robin", "session"
 
-BUSY_FACTOR, BUSY_SLACK = 1.25, 2.0
-"""A replica is too busy to be preferred when it has more than this many times the mean in flight for its
-weight, and so many requests on top, for one of mean weight."""
+BUSY_FACTOR, BUSY_SLACK = 0.25, 4.0
+"""How much busier than the mean a replica may be that has all of a prompt: this part of the mean, and so many
+requests on top where its weight is the mean one. Of one that has half of it, half as much is borne."""
+NEW_PART = 0.25
+"""And so much of it of any, where a prompt is new to all: it is the price for going where every other process
+sends its like."""
 WORTH_ONE_IN = 8
 """A shared beginning shorter than this part of the prompt is not followed: it saves little, and what all
 prompts begin with would gather them all on one replica."""
-_NEARLY = 1 + 1e-9  # for sums of weights that are not whole
 
-_MASK, _ODD_A, _ODD_B = 2**64 - 1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASK, _LOG_2_64 = 2**64 - 1, log(2**64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,10 @@ class Choice:
 class _Memory:
     """What is remembered of one replica."""
 
-    __slots__ = ("credit", "prefixes", "seed", "turn")
+    __slots__ = ("credit", "multiplier", "prefixes", "turn")
 
     def __init__(self, replica: str) -> None:
-        self.seed = _hash_of(replica)
+        self.multiplier = _hash_of(replica) | 1
         self.prefixes = Prefixes()
         self.turn = 0  # when it was last chosen
         self.credit = 0.0  # what round-robin owes it
@@ -138,54 +140,66 @@ class Chooser:
 def _by_prefix(
     targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], chain: Chain
 ) -> tuple[int, str]:
-    """The longest match among those that are not too busy. Where several have it, and where it is worth
-    little, they are told apart by what comes next in the prompt: that will be there in another turn of the
-    same talk, too, and other processes see it as well."""
-    links, depth = chain.links, 0
-    holders = free = _with_room(targets, busy, BUSY_FACTOR, BUSY_SLACK)
-    for at in free:
-        prefixes = memories[at].prefixes
-        if depth < len(links) and (links[depth] in prefixes.young or links[depth] in prefixes.old):
-            depth, holders = prefixes.depth_of(links), [at]
-        elif depth and (links[depth - 1] in prefixes.young or links[depth - 1] in prefixes.old):
-            holders.append(at)
-    if depth * WORTH_ONE_IN < len(links):
-        holders = _with_room(targets, busy, 1, 0)  # nothing is saved that would be worth a wait
-        return _rendezvous(chain.key_after(depth), holders, targets, memories), PREFIX_MISS
-    if len(holders) > 1:
-        idle = set(_with_room(targets, busy, 1, 0))
-        holders = [at for at in holders if at in idle] or holders
-    return _rendezvous(chain.key_after(depth), holders, targets, memories), PREFIX
+    """The longest match among those that are not too busy for it. Where several have it, and where it is
+    worth little, they are told apart by what comes next in the prompt: that will be there in another turn of
+    the same talk, too, and other processes see it as well."""
+    links, length = chain.links, len(chain.links)
+    mean, slack = _mean_and_slack(targets, busy)
+    depths = [memory.prefixes.depth_of(links) for memory in memories]
+    depth = 0
+    holders: list[int] = []
+    for at, target in enumerate(targets):
+        if (here := depths[at]) >= depth:
+            part = here / length
+            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * target.weight:
+                if here > depth:
+                    depth, holders = here, []
+                holders.append(at)
+    if depth * WORTH_ONE_IN >= length:
+        route = PREFIX
+    else:
+        free = _within(targets, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
+        holders, route = free, PREFIX_MISS
+    if len(holders) == 1:
+        return holders[0], route
+    first, second = _rendezvous(chain.key_after(depth), holders, targets, memories)
+    return second if busy[second] < busy[first] else first, route
 
 
 def _by_session(
     targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], session: str
 ) -> int:
-    free = _with_room(targets, busy, BUSY_FACTOR, BUSY_SLACK)
-    return _rendezvous(_hash_of(session), free, targets, memories)
+    mean, slack = _mean_and_slack(targets, busy)
+    free = _within(targets, busy, (1 + BUSY_FACTOR) * mean + slack)
+    return _rendezvous(_hash_of(session), free, targets, memories)[0]
 
 
-def _with_room(targets: Sequence[Target], busy: Sequence[int], factor: float, slack: float) -> list[int]:
-    """Never empty: whoever has no more than the mean is among them."""
-    bound = (factor * sum(busy) + slack * len(targets)) / sum([target.weight for target in targets])
-    bound *= _NEARLY
+def _mean_and_slack(targets: Sequence[Target], busy: Sequence[int]) -> tuple[float, float]:
+    """For a weight of 1. A mean that is a hair too small would leave nobody within it."""
+    weights = sum([target.weight for target in targets])
+    return sum(busy) / weights * (1 + 1e-9), BUSY_SLACK * len(targets) / weights
+
+
+def _within(targets: Sequence[Target], busy: Sequence[int], bound: float) -> list[int]:
     return [at for at, target in enumerate(targets) if busy[at] <= bound * target.weight]
 
 
 def _rendezvous(
     key: int, among: Sequence[int], targets: Sequence[Target], memories: Sequence[_Memory]
-) -> int:
-    """Each replica draws a number for the key, the same in every process; the lowest for its weight wins."""
-    if len(among) == 1:
-        return among[0]
-    best, lowest = -1, math.inf
+) -> tuple[int, int]:
+    """The first and the second: each replica draws a number for the key, the same in every process, and the
+    lowest for its weight comes first. Where there is but one it is both."""
+    first = second = among[0]
+    lowest = low = inf
     for at in among:
-        mixed = (key ^ memories[at].seed) * _ODD_A & _MASK
-        mixed = (mixed ^ mixed >> 32) * _ODD_B & _MASK
-        drawn = -math.log((mixed + 1) / 2**64) / targets[at].weight
-        if drawn < lowest or (drawn == lowest and targets[at].replica < targets[best].replica):
-            best, lowest = at, drawn
-    return best
+        number = key * memories[at].multiplier & _MASK
+        drawn = (_LOG_2_64 - log(number + 1)) / targets[at].weight
+        if drawn < lowest:
+            second, low = first, lowest
+            first, lowest = at, drawn
+        elif drawn < low:
+            second, low = at, drawn
+    return first, second
 
 
 def _least_loaded(targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int]) -> int:
