@@ -342,19 +342,6 @@ def test_processes_with_loads_of_their_own_agree_on_new_prompts_more_often_than_
     assert agreed["prefix"] > 1.5 * agreed["least-loaded"]
 
 
-def test_a_small_difference_in_load_is_no_reason_to_leave() -> None:
-    chooser, targets = Chooser(), _targets(4)
-    home = _choose(chooser, targets, PAGE).target
-    assert _choose(chooser, targets, PAGE, {home.replica: int(BUSY_SLACK)}) == Choice(home, "prefix")
-
-
-def test_a_new_prompt_is_not_sent_to_one_that_is_busier_than_the_others() -> None:
-    targets, free = _targets(4), {"replica-2"}
-    for number in range(50):
-        busy = {target.replica: 3 for target in targets if target.replica not in free}
-        assert _choose(Chooser(), targets, f"{number}{PAGE}", busy).target.replica in free
-
-
 def test_what_every_prompt_begins_with_does_not_gather_them_on_one_replica() -> None:
     chooser, targets = Chooser(), _targets(8)
     opening = '[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"'
