@@ -23,6 +23,7 @@ from catalog.hiding import SEE_ENV, hide_all, hide_model
 from catalog.lint import lint
 from catalog.listing import Filter, Listing
 from catalog.models import Event, Key, Model, Name, Profile
+from catalog.reach import REACH_KEYS
 from catalog.reading import NAME_LIMIT, Reader, quote
 from catalog.resources import Addresses, Resource, body_of, expected_revision, is_dry_run, settle
 from catalog.rest import NOTHING_HERE
@@ -266,6 +267,7 @@ class KeyViewSet(Resource):
         "list": "catalog.view_key",
         "retrieve": "catalog.view_key",
         "create": "catalog.add_key",
+        "partial_update": "catalog.change_key",
         "destroy": "catalog.change_key",
     }
     listing = Listing(
@@ -287,8 +289,11 @@ class KeyViewSet(Resource):
             raise exceptions.NotFound(f"there is no key {quote(self.kwargs['pk'])}; GET /api/keys lists them")
         return found
 
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return self._answer(self.get_object())
+
     def create(self, request: Request) -> Response:
-        body = body_of(request, "name", "user", "scope", "expires_in", "why")
+        body = body_of(request, "name", "user", "scope", "expires_in", "why", *REACH_KEYS)
         owner = body.text("user")
         asked: dict[str, Any] = {
             "name": body.text("name"),
@@ -303,16 +308,35 @@ class KeyViewSet(Resource):
         settle(body)
         key, text = actions.mint_key(
             **asked,
+            reach=_reach_of(request),
             user=user,
             by=request.user.get_username(),
             door="api",
             maker=maker,
             through=cast("Key | None", request.auth),
         )
-        told = self.shown(self.get_queryset().get(pk=key.pk)) | {"key": text}
-        answer = Response(told, status=status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+        answer = self._answer(self.get_queryset().get(pk=key.pk), status.HTTP_201_CREATED)
+        answer.data["key"] = text
+        answer["Cache-Control"] = "no-store"
         answer["Location"] = self.reverse_action("detail", args=[key.pk])
         return answer
+
+    def partial_update(self, request: Request, pk: str) -> Response:
+        key, body = self.get_object(), body_of(request, *REACH_KEYS, "why")
+        why = body.text("why")
+        settle(body)
+        maker: Any = request.user
+        actions.edit_key(
+            key.pk,
+            _reach_of(request),
+            expected=expected_revision(request),
+            by=maker.get_username(),
+            door="api",
+            why=why,
+            maker=maker,
+            through=cast("Key | None", request.auth),
+        )
+        return self._answer(self.get_object())
 
     def destroy(self, request: Request, pk: str) -> Response:
         key, by = self.get_object(), request.user.get_username()
@@ -331,6 +355,15 @@ class KeyViewSet(Resource):
 
     def shown(self, key: Key) -> dict[str, Any]:
         return key_as_dict(key)
+
+    def _answer(self, key: Key, code: int = status.HTTP_200_OK) -> Response:
+        return Response(self.shown(key), status=code, headers={"ETag": f'"{key.revision}"'})
+
+
+def _reach_of(request: Request) -> dict[str, Any]:
+    """What a body says of a key's reach, for the law to judge."""
+    body: Any = request.data
+    return {key: body[key] for key in REACH_KEYS if key in body}
 
 
 # --- events ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django.db import connection, models, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from catalog import parts, spec
+from catalog import parts, reach, spec
 
 
 def database_now() -> datetime:
@@ -272,6 +272,13 @@ class Key(models.Model):
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="keys")
     scope = models.CharField(max_length=10, choices=Scope, default=Scope.INFERENCE)
     digest = models.CharField(max_length=64)
+    # Apart from the list, so that a list whose models have gone opens none, and not all.
+    opens_all = models.BooleanField(default=True, help_text="every model, those to come as well")
+    opened = models.ManyToManyField(Model, related_name="opened_by", blank=True, help_text="or these alone")
+    requests_per_minute = models.PositiveIntegerField(default=0)
+    tokens_per_minute = models.PositiveIntegerField(default=0)
+    concurrency = models.PositiveIntegerField(default=0)
+    cache_scope = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
@@ -284,6 +291,15 @@ class Key(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"
+
+    @property
+    def reach(self) -> reach.Reach:
+        """What it opens and how much of it, as it is stored; the models by their names of now."""
+        return reach.Reach(
+            None if self.opens_all else tuple(sorted(model.name for model in self.opened.all())),
+            parts.Limits(self.requests_per_minute, self.tokens_per_minute, self.concurrency),
+            self.cache_scope,
+        )
 
 
 class Event(models.Model):

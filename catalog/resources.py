@@ -132,6 +132,6 @@ def expected_revision(request: Request) -> int | None:
         return None
     match = _VERSION.fullmatch(text)
     if match is None:
-        says = f"If-Match {quote(text)} is no version; send the ETag of the model as you read it, or *"
+        says = f"If-Match {quote(text)} is no version; send the ETag of what you have read, or *"
         raise refused("If-Match", "if_match", says)
     return int(match[1])

@@ -14,7 +14,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from catalog.models import Fallback, Model, Name, Profile, Tombstone
+from catalog.models import Fallback, Key, Model, Name, Profile, Tombstone
 from catalog.spec import ModelSpec, ProfileSpec
 
 _BATCH = 500  # keys in one IN (...)
@@ -72,6 +72,13 @@ def write_fallbacks(row: Model, wanted: ModelSpec) -> None:
     Fallback.objects.bulk_create(
         Fallback(model=row, position=position, name_id=name) for position, name in enumerate(wanted.fallbacks)
     )
+
+
+def leave_keys(gone: Sequence[int], revision: int) -> None:
+    """Keys that open a model by name change with it when it goes, for whoever asks what is newer. One that
+    opened nothing else opens nothing then."""
+    for start in range(0, len(gone), _BATCH):
+        Key.objects.filter(opened__in=gone[start : start + _BATCH]).update(revision=revision)
 
 
 def write_profiles(row: Model, wanted: ModelSpec) -> None:
@@ -133,6 +140,7 @@ def write_models(writings: Sequence[Writing], removed: Sequence[Model], revision
     rows = _write_model_rows(writings, revision)
     pk_of = {row.name: row.pk for row in rows}
     _write_names(writings, pk_of)
+    leave_keys([row.pk for row in removed], revision)
     _delete(Model, "pk", [row.pk for row in removed])
     _write_profiles(writings, pk_of)
     Fallback.objects.bulk_create(

@@ -7,6 +7,7 @@ Reads, and changes nothing. Whether a key has expired is for the database's cloc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -31,11 +32,10 @@ SCALINGS: Mapping[str, Q] = {
 
 
 def keys() -> QuerySet[Key]:
-    """All keys, with whatever a door shows of them. One query."""
+    """All keys, with whatever a door shows of them. Two queries."""
     is_over = Coalesce(Q(expires_at__lte=Now()), False, output_field=BooleanField())
-    return Key.objects.select_related("user").annotate(
-        is_expired=ExpressionWrapper(is_over, output_field=BooleanField())
-    )
+    rows = Key.objects.select_related("user").prefetch_related("opened")
+    return rows.annotate(is_expired=ExpressionWrapper(is_over, output_field=BooleanField()))
 
 
 def keys_for(user: Any) -> QuerySet[Key]:
@@ -51,7 +51,8 @@ def key_state(key: Key) -> str:
 
 
 def key_as_dict(key: Key) -> dict[str, Any]:
-    """A row of `keys()` as REST and `--json` tell it; nothing here opens a door."""
+    """A row of `keys()` as REST and `--json` tell it; nothing here opens a door. `models` None: every one."""
+    reach = key.reach
     return {
         "id": key.pk,
         "name": key.name,
@@ -61,6 +62,9 @@ def key_as_dict(key: Key) -> dict[str, Any]:
         "created_at": key.created_at.isoformat(),
         "expires_at": _moment(key.expires_at),
         "revoked_at": _moment(key.revoked_at),
+        "models": None if reach.models is None else list(reach.models),
+        **asdict(reach.limits),
+        "cache_scope": reach.cache_scope,
     }
 
 

@@ -177,7 +177,7 @@ def test_a_version_that_is_none_is_refused(api: Api, method: str, version: str) 
     a_model()
     answer = api(method, "models/tiny", {}, **{"If-Match": version})
     assert field(answer) == (400, "If-Match", "if_match")
-    assert "send the ETag of the model as you read it, or *" in sentence(answer)[1]
+    assert "send the ETag of what you have read, or *" in sentence(answer)[1]
     assert Model.objects.count() == 1
 
 

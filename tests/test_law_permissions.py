@@ -59,6 +59,7 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/api/keys", None, "viewer", 200),
     ("GET", "/api/keys/{id}", None, "viewer", 200),
     ("POST", "/api/keys", {"name": "k"}, "operator", 201),
+    ("PATCH", "/api/keys/{id}", {"concurrency": 1}, "operator", 200),
     ("DELETE", "/api/keys/{id}", None, "operator", 204),
     ("GET", "/api/nodes", None, "viewer", 200),
     ("GET", "/api/nodes/{name}", None, "viewer", 200),

@@ -6,11 +6,10 @@ revision together. `by` is who did it, `door` where from; `ask_paths` asks the n
 """
 
 from catalog.actions.checks import check_model, recheck_sources
-from catalog.actions.events import record
+from catalog.actions.events import ChangedSince, record
 from catalog.actions.files import Imported, SourcesRefused, import_catalog
-from catalog.actions.keys import mint_key, revoke_key
+from catalog.actions.keys import edit_key, mint_key, revoke_key
 from catalog.actions.models import (
-    ChangedSince,
     Outcome,
     add_model,
     edit_model,
@@ -32,6 +31,7 @@ __all__ = [
     "add_model",
     "check_model",
     "check_source",
+    "edit_key",
     "edit_model",
     "find_model",
     "import_catalog",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Required, TypedDict, Unpack
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
-from catalog.actions.events import record
+from catalog.actions.events import ChangedSince, record
 from catalog.actions.sources import (
     AfterChange,
     AskPaths,
@@ -24,7 +24,7 @@ from catalog.actions.sources import (
 from catalog.differences import model_differences
 from catalog.hiding import hide_all, unhide_model
 from catalog.lint import lint
-from catalog.models import Event, Fallback, Model, Name, Revision, Tombstone
+from catalog.models import Fallback, Model, Name, Revision, Tombstone
 from catalog.names import (
     Neighbours,
     faults_among,
@@ -34,7 +34,14 @@ from catalog.names import (
 )
 from catalog.patching import patched
 from catalog.reading import CatalogError, Fault, quote, shown, storable
-from catalog.rows import columns, whole_models, write_fallbacks, write_names, write_profiles
+from catalog.rows import (
+    columns,
+    leave_keys,
+    whole_models,
+    write_fallbacks,
+    write_names,
+    write_profiles,
+)
 from catalog.source import Finding
 from catalog.spec import Catalog, ModelSpec
 
@@ -66,18 +73,6 @@ class HowToEdit(TypedDict, total=False):
     skip_source_check: bool
     ask_paths: Required[AskPaths]
     after_change: Required[AfterChange]
-
-
-class ChangedSince(CatalogError):
-    """Somebody has changed the model since the caller read it. `events` are those changes, oldest first."""
-
-    def __init__(self, name: str, events: Sequence[Event]) -> None:
-        self.events = tuple(events)
-        who = ", ".join(dict.fromkeys(shown(event.by) or "llmgw" for event in events)) or "somebody else"
-        sentence = (
-            f"model {quote(name)} was changed by {who} since you read it; read it again, and repeat the edit"
-        )
-        super().__init__([Fault(name, "", "", "changed_since", sentence)])
 
 
 def add_model(
@@ -159,6 +154,7 @@ def remove_model(
         return
     with change(None, after_change, seen) as revision:
         _refuse(_faults_of_lost_names(None, seen))
+        leave_keys([seen.pk], revision)
         removed, _ = Model.objects.filter(pk=seen.pk, revision=seen.revision).delete()
         if not removed:
             _refuse_overtaken(seen, expected)
@@ -279,7 +275,7 @@ def _record(verb: str, row: Model, name: str, revision: int, **told: Any) -> Non
 
 def _refuse_if_changed(seen: Model, expected: int | None) -> None:
     if expected is not None and expected != seen.revision:
-        raise ChangedSince(seen.name, _events_since(seen, expected))
+        raise ChangedSince("model", seen.name, seen.pk, expected)
 
 
 def _refuse_overtaken(seen: Model, expected: int | None) -> NoReturn:
@@ -287,16 +283,11 @@ def _refuse_overtaken(seen: Model, expected: int | None) -> NoReturn:
     if not Model.objects.filter(pk=seen.pk).exists():
         raise CatalogError([removed_meanwhile(seen.name)])
     if expected is not None:
-        raise ChangedSince(seen.name, _events_since(seen, expected))
+        raise ChangedSince("model", seen.name, seen.pk, expected)
     sentence = (
         f"model {quote(seen.name)} was changed by somebody else just now; look again, and repeat the change"
     )
     raise CatalogError([Fault(seen.name, "", "", "conflict", sentence)])
-
-
-def _events_since(seen: Model, revision: int) -> list[Event]:
-    since = Event.objects.filter(kind="model", subject_key=str(seen.pk), revision__gt=revision)
-    return list(since.order_by("id"))
 
 
 def checked_detail(finding: Finding, was_skipped: bool, **what: Any) -> dict[str, Any]:

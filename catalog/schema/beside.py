@@ -19,7 +19,7 @@ IF_MATCH = OpenApiParameter(
     "If-Match",
     str,
     OpenApiParameter.HEADER,
-    description="The ETag that you have read; 412 where somebody has changed the model since. *: any.",
+    description="The ETag that you have read; 412 where somebody has changed it since. *: any.",
 )
 LOCATION = OpenApiParameter(
     "Location", str, OpenApiParameter.HEADER, response=[201], description="The address of what was added."

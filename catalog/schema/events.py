@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drf_spectacular.utils import extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiResponse, extend_schema, extend_schema_view
 from rest_framework import serializers as shapes
 
 from catalog.schema import fields
@@ -27,6 +27,8 @@ class EventSerializer(shapes.Serializer):
 class ChangedSinceSerializer(ErrorsSerializer):
     changes = shapes.ListField(child=EventSerializer(), help_text="What was done since, oldest first.")
 
+
+CHANGED = OpenApiResponse(ChangedSinceSerializer, "Somebody has changed it since; `changes` tells what.")
 
 describe_events = extend_schema_view(
     list=extend_schema(summary="The history", responses=EventSerializer(many=True)),

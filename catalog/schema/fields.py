@@ -34,8 +34,9 @@ def name(says: str = "", **told: Any) -> Any:
     return shapes.CharField(min_length=1, max_length=NAME_LIMIT, help_text=says, **told)
 
 
-def whole(says: str = "", *, lowest: int = -INT_LIMIT) -> Any:
-    return shapes.IntegerField(min_value=lowest, max_value=INT_LIMIT, help_text=says, required=False)
+def whole(says: str = "", *, lowest: int = -INT_LIMIT, **told: Any) -> Any:
+    bounds = {"min_value": lowest, "max_value": INT_LIMIT}
+    return shapes.IntegerField(help_text=says, required=False, **bounds, **told)
 
 
 def names(says: str) -> Any:

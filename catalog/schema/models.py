@@ -16,7 +16,7 @@ from catalog.parts import OVER_MAX_OUTPUT
 from catalog.reading import ENTRIES_LIMIT, NAME_LIMIT, TEXT_LIMIT
 from catalog.schema import fields
 from catalog.schema.beside import DRY_RUN, ETAG, GONE, IF_MATCH, LOCATION, MODEL_NAME, WHY
-from catalog.schema.events import ChangedSinceSerializer
+from catalog.schema.events import CHANGED
 from catalog.spec import ENGINES, HIGHEST_WEIGHT, ROUTING_PROFILES, SOURCE_LIMIT
 from nodes.shapes import ConsequencesSerializer
 
@@ -279,10 +279,6 @@ class PreviewSerializer(shapes.Serializer):
 
 _EITHER = PolymorphicProxySerializer("ModelOrTrial", [ModelSerializer, TrialSerializer], None)
 _TRIAL = OpenApiResponse(TrialSerializer, "Of a dry run.")
-_CHANGED = OpenApiResponse(
-    ChangedSinceSerializer, "Somebody has changed the model since; `changes` tells what."
-)
-
 describe_models = extend_schema_view(
     list=extend_schema(summary="Models", responses=ModelSerializer(many=True)),
     retrieve=extend_schema(summary="One model", parameters=[MODEL_NAME, ETAG], responses=ModelSerializer),
@@ -296,18 +292,18 @@ describe_models = extend_schema_view(
         summary="Replace a model whole",
         parameters=[MODEL_NAME, DRY_RUN, IF_MATCH, ETAG],
         request=ReplacingModelSerializer,
-        responses={200: _EITHER, 412: _CHANGED},
+        responses={200: _EITHER, 412: CHANGED},
     ),
     partial_update=extend_schema(
         summary="Change some fields of a model",
         parameters=[MODEL_NAME, DRY_RUN, IF_MATCH, ETAG],
         request=ModelPatchSerializer,
-        responses={200: _EITHER, 412: _CHANGED},
+        responses={200: _EITHER, 412: CHANGED},
     ),
     destroy=extend_schema(
         summary="Remove a model; its replicas drain",
         parameters=[MODEL_NAME, DRY_RUN, IF_MATCH, WHY],
-        responses={200: _TRIAL, 204: GONE, 412: _CHANGED},
+        responses={200: _TRIAL, 204: GONE, 412: CHANGED},
     ),
 )
 describe_check = extend_schema(

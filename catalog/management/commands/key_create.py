@@ -9,9 +9,11 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
 from catalog.actions import mint_key
+from catalog.management.key_options import add_reach, reach_patch
 from catalog.management.shell import DOOR, add_json, add_why, print_json, refusals, who
 from catalog.models import Key
 from catalog.reading import quote
+from catalog.showing import key_as_dict, keys
 from catalog.typed import read_duration
 
 
@@ -25,9 +27,10 @@ class Command(BaseCommand):
             "--scope",
             choices=Key.Scope.values,
             default=Key.Scope.INFERENCE.value,
-            help="inference (if left out): /v1/ alone; manage: /api/ too, as the user; metrics: /metrics alone",
+            help="inference (if left out): /v1/; manage: /api/ too, as the user; metrics: /metrics alone",
         )
         parser.add_argument("--expires-in", metavar="TIME", help="such as 720h; it lasts, if left out")
+        add_reach(parser)
         add_why(parser)
         add_json(parser)
 
@@ -39,21 +42,19 @@ class Command(BaseCommand):
             if owner is None:
                 raise CommandError(f"There is no user {quote(user)}; manage.py createsuperuser makes one.")
             lives_ns = None if expires_in is None else read_duration("expires_in", expires_in)
+            reach = {key: value for key, value in reach_patch(options).items() if value is not None}
             key, text = mint_key(
-                name, user=owner, scope=scope, by=who(), door=DOOR, why=why, expires_in_ns=lives_ns
+                name,
+                user=owner,
+                scope=scope,
+                by=who(),
+                door=DOOR,
+                why=why,
+                expires_in_ns=lives_ns,
+                reach=reach,
             )
         if options["json"]:
-            print_json(
-                self.stdout,
-                {
-                    "id": key.pk,
-                    "name": key.name,
-                    "user": user,
-                    "scope": key.scope,
-                    "expires_at": key.expires_at and key.expires_at.isoformat(),
-                    "key": text,
-                },
-            )
+            print_json(self.stdout, key_as_dict(keys().get(pk=key.pk)) | {"key": text})
             return
         self.stderr.write(f"The key {key.pk} of {user}, shown this once:")
         self.stdout.write(text)

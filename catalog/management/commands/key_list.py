@@ -8,7 +8,10 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.management.shell import add_json, print_json, print_table, refusals
+from catalog.models import Key
+from catalog.reach import opens_words
 from catalog.showing import key_as_dict, keys
+from catalog.typed import limits_words
 
 
 class Command(BaseCommand):
@@ -19,16 +22,21 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         with refusals():
-            listed = [key_as_dict(key) for key in keys()]
+            listed = list(keys())
         if options["json"]:
-            print_json(self.stdout, listed)
+            print_json(self.stdout, [key_as_dict(key) for key in listed])
         elif not listed:
             self.stdout.write("There is no API key; manage.py key_create makes one.")
         else:
-            headings = ("id", "name", "user", "scope", "state", "created", "expires", "revoked")
+            headings = (
+                *("id", "name", "user", "scope", "state", "created", "expires", "revoked"),
+                *("limits", "cache scope", "opens"),
+            )
             print_table(self.stdout, headings, [_line(key) for key in listed])
 
 
-def _line(key: dict[str, Any]) -> list[object]:
-    days = [(key[moment] or "")[:10] for moment in ("created_at", "expires_at", "revoked_at")]
-    return [key["id"], key["name"], key["user"], key["scope"], key["state"], *days]
+def _line(key: Key) -> list[object]:
+    told, reach = key_as_dict(key), key.reach
+    days = [(told[moment] or "")[:10] for moment in ("created_at", "expires_at", "revoked_at")]
+    named = [told[field] for field in ("id", "name", "user", "scope", "state")]
+    return [*named, *days, limits_words(reach.limits), reach.cache_scope, opens_words(reach)]

@@ -1,93 +1,38 @@
-"""The admin's forms of the catalog: they take texts as typed and hand the law plain JSON.
-
-A form judges nothing but whether its lines can be read. What the law refuses comes back to it as `faults`,
-and is shown at the field it is about.
-"""
+"""The form of one model, and the formset of its profiles beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
-from django.core.exceptions import ValidationError
-from django.utils.html import format_html
+from django.contrib.admin.widgets import AdminTextareaWidget
 
 from catalog.durations import format_duration
+from catalog.forms.fields import (
+    LinesField,
+    TypedField,
+    add_notes,
+    choice_field,
+    duration_field,
+    duration_text,
+    number_field,
+    revision_of,
+    take_for_seen,
+    why_field,
+)
 from catalog.hiding import hide
-from catalog.models import Event, Key, Model, Profile
+from catalog.models import Event, Model, Profile
 from catalog.parts import LIMIT_KEYS, OVER_MAX_OUTPUT, TIMEOUT_KEYS
-from catalog.pieces import said
 from catalog.reading import Fault
 from catalog.spec import ENGINES, ROUTING_PROFILES
 from catalog.typed import (
-    TypingError,
-    read_duration,
     read_list,
     read_pairs,
     typed_value,
     write_list,
     write_pairs,
 )
-
-
-class TypedField(forms.Field):
-    """A text exactly as it was typed, whatever it is: the law judges it."""
-
-    def __init__(self, label: str, help_text: str = "", widget: Any = None, **attrs: object) -> None:
-        widget = widget or AdminTextInputWidget(attrs=attrs)
-        label = label[:1].upper() + label[1:]
-        super().__init__(label=label, help_text=help_text, widget=widget, required=False)
-
-    def to_python(self, value: Any) -> str:
-        return str(value or "").replace("\r\n", "\n")
-
-
-class LinesField(TypedField):
-    """One entry a line, read by `read`; a line that cannot be read is the field's error."""
-
-    def __init__(self, label: str, read: Callable[[str], Any], help_text: str, rows: int = 4) -> None:
-        widget = AdminTextareaWidget(attrs={"rows": rows, "class": "lines", "spellcheck": "false"})
-        super().__init__(label, help_text, widget)
-        self.read = read
-
-    def clean(self, value: Any) -> Any:
-        try:
-            return self.read(super().clean(value))
-        except TypingError as no:
-            raise ValidationError(str(no)) from None
-
-
-def _number(label: str, help_text: str = "") -> TypedField:
-    return TypedField(label, help_text, inputmode="decimal", size=8, **{"class": "number"})
-
-
-def _duration(label: str, help_text: str = "", example: str = "20m") -> TypedField:
-    return TypedField(label, help_text, size=8, placeholder=example, **{"class": "number"})
-
-
-def _choice(label: str, choices: Sequence[str], help_text: str = "") -> TypedField:
-    return TypedField(label, help_text, forms.Select(choices=[(choice, choice or "-") for choice in choices]))
-
-
-def _why() -> TypedField:
-    return TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
-
-
-def _note(form: forms.BaseForm, notes: Mapping[str, Sequence[str]]) -> None:
-    """Puts what is to be said of stored values beside the fields that hold them."""
-    for name, sentences in notes.items():
-        field = form.fields[name]
-        for each in sentences:
-            field.help_text = format_html("{} {}", field.help_text, said(each, "note"))
-
-
-def _duration_text(nanoseconds: int) -> str:
-    return format_duration(nanoseconds) if nanoseconds else ""
-
-
-# --- a model --------------------------------------------------------------------------------------
 
 # The form's field -> where its value goes in the model's JSON; also where a fault's sentence is shown.
 _PLACES = {
@@ -139,31 +84,31 @@ class ModelForm(forms.ModelForm):
         required=False,
         help_text="then say why, beside the buttons that save",
     )
-    scaling_min = _number("min", "replicas kept running")
-    scaling_max = _number("max", "0 with min 0: off")
-    idle_timeout = _duration("idle timeout", "min 0: unloaded after this long without a request", "15m")
+    scaling_min = number_field("min", "replicas kept running")
+    scaling_max = number_field("max", "0 with min 0: off")
+    idle_timeout = duration_field("idle timeout", "min 0: unloaded after this long without a request", "15m")
     fallbacks = LinesField(
         "fallbacks", read_list, "who answers when this model cannot: names in order, one a line", 2
     )
-    routing_profile = _choice("routing profile", ROUTING_PROFILES)
-    context_length = _number("context length", "tokens; empty: the model's own")
-    max_output = _number("max output", "tokens; empty: no limit of its own")
-    over_max_output = _choice(
+    routing_profile = choice_field("routing profile", ROUTING_PROFILES)
+    context_length = number_field("context length", "tokens; empty: the model's own")
+    max_output = number_field("max output", "tokens; empty: no limit of its own")
+    over_max_output = choice_field(
         "over max output", OVER_MAX_OUTPUT, "of a request for more; empty: it is refused"
     )
-    requests_per_minute = _number("requests a minute", "of all keys together; empty: no limit")
-    tokens_per_minute = _number("tokens a minute", "of all keys together; empty: no limit")
-    concurrency = _number("at once", "requests of all keys together; empty: no limit")
-    hold = _duration("hold", "for a replica to be there; empty: as the gateway is set", "60s")
-    connect = _duration("connect", "for the engine to take it; empty: as the gateway is set", "5s")
-    first_byte = _duration("first byte", "for an answer to begin; empty: as the gateway is set", "5m")
-    idle = _duration("idle", "for its next byte; empty: as the gateway is set", "60s")
-    ttft_p99 = _duration("TTFT p99", "promised time to the first token", "800ms")
-    tpot_p99 = _duration("TPOT p99", "promised time per further token", "40ms")
+    requests_per_minute = number_field("requests a minute", "of all keys together; empty: no limit")
+    tokens_per_minute = number_field("tokens a minute", "of all keys together; empty: no limit")
+    concurrency = number_field("at once", "requests of all keys together; empty: no limit")
+    hold = duration_field("hold", "for a replica to be there; empty: as the gateway is set", "60s")
+    connect = duration_field("connect", "for the engine to take it; empty: as the gateway is set", "5s")
+    first_byte = duration_field("first byte", "for an answer to begin; empty: as the gateway is set", "5m")
+    idle = duration_field("idle", "for its next byte; empty: as the gateway is set", "60s")
+    ttft_p99 = duration_field("TTFT p99", "promised time to the first token", "800ms")
+    tpot_p99 = duration_field("TPOT p99", "promised time per further token", "40ms")
     tools = forms.BooleanField(label="Tools", required=False)
     vision = forms.BooleanField(label="Vision", required=False)
     embeddings = forms.BooleanField(label="Embeddings", required=False)
-    why = _why()
+    why = why_field()
     revision = TypedField("revision", widget=forms.HiddenInput())
 
     class Meta:
@@ -175,11 +120,9 @@ class ModelForm(forms.ModelForm):
         model: Model = self.instance
         if model.pk is None:
             return
-        _note(self, self.notes)
+        add_notes(self, self.notes)
         if self.is_bound and self.seen:
-            data: Any = self.data.copy()
-            data["revision"] = str(self.seen[-1].revision)
-            self.data = data
+            take_for_seen(self, self.seen)
         spec = model.spec
         self.initial |= {
             "revision": model.revision,
@@ -188,17 +131,17 @@ class ModelForm(forms.ModelForm):
             "fallbacks": write_list(spec.fallbacks),
             "scaling_min": model.scaling_min,
             "scaling_max": model.scaling_max,
-            "idle_timeout": _duration_text(model.idle_timeout_ns),
+            "idle_timeout": duration_text(model.idle_timeout_ns),
             "context_length": model.context_length or "",
             "max_output": model.max_output or "",
-            "ttft_p99": _duration_text(model.ttft_p99_ns),
-            "tpot_p99": _duration_text(model.tpot_p99_ns),
+            "ttft_p99": duration_text(model.ttft_p99_ns),
+            "tpot_p99": duration_text(model.tpot_p99_ns),
             "tools": model.can_tools,
             "vision": model.can_vision,
             "embeddings": model.can_embeddings,
             "over_max_output": model.over_max_output,
             **{key: getattr(model, key) or "" for key in LIMIT_KEYS},
-            **{key: _duration_text(getattr(spec.timeouts, key)) for key in TIMEOUT_KEYS},
+            **{key: duration_text(getattr(spec.timeouts, key)) for key in TIMEOUT_KEYS},
         }
 
     def _post_clean(self) -> None:
@@ -216,8 +159,7 @@ class ModelForm(forms.ModelForm):
     @property
     def expected(self) -> int:
         """The revision that was read; of a form that does not say, none that there ever was."""
-        text = self.cleaned_data["revision"]
-        return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0
+        return revision_of(self.cleaned_data["revision"])
 
     def raw(self, profiles: list[dict[str, Any]]) -> dict[str, Any]:
         """The model as the law reads it. What was left empty is left out."""
@@ -240,17 +182,17 @@ class ProfileForm(forms.ModelForm):
     profile and field."""
 
     name = TypedField("name", **{"class": "vTextField short"})
-    engine = _choice("engine", ENGINES)
+    engine = choice_field("engine", ENGINES)
     gpu_class = TypedField("GPU class", "empty: without a card (llamacpp)", **{"class": "vTextField short"})
-    tp = _number("TP", "GPUs that share each layer")
-    pp = _number("PP", "groups of layers")
-    nodes = _number("nodes")
-    gpus_per_node = _number("GPUs per node", "empty: TP / nodes")
-    min_memory_gb = _number("host memory, GB")
-    min_disk_gb = _number("disk, GB")
-    weight = _number("weight", "share of requests")
-    priority = _number("priority", "highest that fits wins")
-    startup_timeout = _duration("startup timeout")
+    tp = number_field("TP", "GPUs that share each layer")
+    pp = number_field("PP", "groups of layers")
+    nodes = number_field("nodes")
+    gpus_per_node = number_field("GPUs per node", "empty: TP / nodes")
+    min_memory_gb = number_field("host memory, GB")
+    min_disk_gb = number_field("disk, GB")
+    weight = number_field("weight", "share of requests")
+    priority = number_field("priority", "highest that fits wins")
+    startup_timeout = duration_field("startup timeout")
     args = LinesField("args", read_list, "one argument a line")
     env = LinesField("environment", read_pairs, "NAME=value a line; secret:NAME is looked up by the agent")
     node_selector = LinesField("node selector", read_pairs, "label=value a line; a node must have all")
@@ -271,7 +213,7 @@ class ProfileForm(forms.ModelForm):
             self.initial |= {"engine": ENGINES[0]}
             return
         spec = self.instance.spec
-        _note(self, (notes or {}).get(spec.name, {}))
+        add_notes(self, (notes or {}).get(spec.name, {}))
         is_usual = spec.gpus_per_node == max(spec.tp // spec.nodes, 1)
         self.initial |= {
             **{field: getattr(spec, field) or "" for field in self.fields},
@@ -333,32 +275,3 @@ class ProfileFormSet(forms.BaseInlineFormSet):
             if (number < max(self.initial_form_count(), self.min_num) or form.has_changed())
             and not self._should_delete_form(form)
         ]
-
-
-# --- a key ----------------------------------------------------------------------------------------
-
-
-class KeyForm(forms.ModelForm):
-    """A key to be made; `expires_in` is read as nanoseconds, or None for a key that lasts."""
-
-    faults: ClassVar[Sequence[Fault]] = ()
-
-    expires_in = _duration("expires in", "empty: it lasts until it is revoked", "720h")
-    why = _why()
-
-    class Meta:
-        model = Key
-        fields = ("name", "user", "scope")
-        help_texts: ClassVar[Mapping[str, str]] = {"name": "what it is for"}
-
-    def clean_expires_in(self) -> int | None:
-        text = self.cleaned_data["expires_in"]
-        try:
-            return read_duration("expires_in", text) if text.strip() else None
-        except TypingError as no:
-            raise ValidationError(str(no)) from None
-
-    def clean(self) -> dict[str, Any]:
-        for fault in self.faults:
-            self.add_error(fault.field, fault.sentence)
-        return self.cleaned_data
