@@ -46,6 +46,7 @@ def test_size_never_tells_a_lie(
     """However long its tokens are: what surely exceeds does, and what could not be counted was in between."""
     tokens = -(-size // bytes_per_token) + template
     span = Span.of_bytes(size)
+    assert span.most is not None
     assert span.least <= tokens <= span.most
     if context.judge(span, output, length) == EXCEEDS:
         assert tokens + output > length
