@@ -5,7 +5,7 @@ next pass would do, hold back or leave waiting that it does not without the chan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from catalog.differences import Difference
@@ -21,6 +21,7 @@ class TurnsStale:
     """A replica that would run on as started, and differ from the catalog in what a restart would change."""
 
     replica: str
+    model: str
     profile: str
     nodes: tuple[str, ...]
     fields: tuple[Difference, ...]
@@ -29,7 +30,7 @@ class TurnsStale:
 
 @dataclass(frozen=True, slots=True)
 class Consequences:
-    """stale: of the model's replicas that are not stale now. items: what the plan would have more.
+    """stale: of the models' replicas that are not stale now. items: what the plan would have more.
 
     lifted: wants that wait now, and would not any more.
     """
@@ -72,9 +73,9 @@ def without(snapshot: Snapshot, model: Model) -> Snapshot:
     )
 
 
-def consequences(now: Snapshot, then: Snapshot, was: Model | None, model: Model | None) -> Consequences:
-    """How the world as it is differs from the one with the change; `model` before (None: it is new) and after
-    (None: it goes)."""
+def consequences(now: Snapshot, then: Snapshot, edits: Iterable[tuple[Model, Model]]) -> Consequences:
+    """How the world as it is differs from the one with the change; `edits` are models before and after, where
+    they neither come nor go."""
     before, after = agenda(plan(now), now), agenda(plan(then), then)
     known = Counter(before)
     more = []
@@ -85,8 +86,8 @@ def consequences(now: Snapshot, then: Snapshot, was: Model | None, model: Model 
             more.append(item)
     waits = {(item.bucket, item.model) for item in after}
     lifted = [item for item in before if item.bucket == BLOCKED and (item.bucket, item.model) not in waits]
-    turned = tuple(_turned(now, was, model)) if was and model else ()
-    return Consequences(turned, tuple(more), tuple(lifted))
+    turned = [turned for was, model in edits for turned in _turned(now, was, model)]
+    return Consequences(tuple(turned), tuple(more), tuple(lifted))
 
 
 def _turned(snapshot: Snapshot, was: Model, model: Model) -> Iterator[TurnsStale]:
@@ -99,7 +100,7 @@ def _turned(snapshot: Snapshot, was: Model, model: Model) -> Iterator[TurnsStale
             nodes = tuple(names.get(rank.node, "a node that is gone") for rank in each.ranks)
             fields = found.stale_fields + found.launch_fields
             profile = str(each.launch.profile.get("name", ""))
-            yield TurnsStale(each.id, profile, nodes, fields, found.sentence)
+            yield TurnsStale(each.id, model.spec.name, profile, nodes, fields, found.sentence)
 
 
 def _judge(replica: Replica, model: Model) -> stale.Staleness:

@@ -6,6 +6,7 @@ catalog is looked at in the same way, before it is made.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -84,16 +85,26 @@ def why_of(name: str) -> Why:
 def preview_change(name: str, wanted: ModelSpec | None, finding: Finding | None = None) -> Consequences:
     """What it would bring about if the model of this name (none of it yet: a new one) were as it is wanted;
     None: removed. `finding` is what its source check found."""
-    now = preview_plan()
-    was = now.model(name)
-    if wanted is None:
-        return consequences(now.snapshot, without(now.snapshot, was), was, None) if was else Consequences()
-    then, model = with_edited(now.snapshot, was, wanted) if was else with_added(now.snapshot, wanted)
-    if finding is not None and finding.code != "recorded":
-        commit = str(finding.facts.get("commit", ""))
-        model = replace(model, source_revision=commit, **known_of_source(dict(finding.facts)))
-        then = with_model(then, model)
-    return consequences(now.snapshot, then, was, model)
+    return preview_changes([(name, wanted, finding)])
+
+
+def preview_changes(changes: Iterable[tuple[str, ModelSpec | None, Finding | None]]) -> Consequences:
+    """As `preview_change`, of several at once."""
+    now = preview_plan().snapshot
+    known = {model.spec.name: model for model in now.models}
+    then, edits = now, []
+    for name, wanted, finding in changes:
+        was = known.get(name)
+        if wanted is None:
+            then = without(then, was) if was else then
+            continue
+        then, model = with_edited(then, was, wanted) if was else with_added(then, wanted)
+        if finding is not None and finding.code != "recorded":
+            commit = str(finding.facts.get("commit", ""))
+            model = replace(model, source_revision=commit, **known_of_source(dict(finding.facts)))
+            then = with_model(then, model)
+        edits += [(was, model)] if was else []
+    return consequences(now, then, edits)
 
 
 def _stranger(orphan: Orphan) -> Stranger:

@@ -33,6 +33,7 @@ class TurnsStaleSerializer(shapes.Serializer):
     """A replica that would run on as started, and differ from the catalog in what a restart would change."""
 
     replica = shapes.UUIDField()
+    model = shapes.CharField()
     profile = shapes.CharField(allow_blank=True)
     nodes = shapes.ListField(child=shapes.CharField())
     differences = shapes.ListField(child=DifferenceSerializer())

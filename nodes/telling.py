@@ -92,10 +92,11 @@ def consequences_tables(
 ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]:
     """What a change would bring about: tables, each with a heading and what its columns are called."""
     if found.stale:
+        is_of_several = len({each.model for each in found.stale}) > 1
         rows = [
             (
                 each.replica[:8],
-                each.profile,
+                f"{each.model}/{each.profile}" if is_of_several else each.profile,
                 ", ".join(each.nodes),
                 ", ".join(one.field for one in each.fields),
             )
@@ -117,6 +118,7 @@ def consequences_as_dict(found: Consequences, *, sees_env: bool = False) -> dict
         "stale": [
             {
                 "replica": each.replica,
+                "model": each.model,
                 "profile": each.profile,
                 "nodes": list(each.nodes),
                 "differences": differences_as_dicts(each.fields, sees_env=sees_env),

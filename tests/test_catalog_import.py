@@ -31,7 +31,7 @@ from catalog.source import PathFacts
 from catalog.spec import Catalog, ModelSpec
 from tests.bench.catalog import LISTS, cost_of_look
 from tests.bench.catalog import main as bench_main
-from tests.cast import a_model, a_node, a_replica, alice, model_form, nobody_is_asked
+from tests.cast import PROFILE, a_model, a_node, a_replica, alice, model_form, nobody_is_asked
 from tests.hub_server import Reply, running_hub
 from tests.test_catalog_spec import ACCEPTED
 
@@ -643,13 +643,47 @@ def test_the_difference_comes_first_and_a_trial_changes_nothing(exported: Any) -
         "    profiles in this order: r, p, s",
         "remove goes (1 of its replicas will stop)",
     ]
-    assert told == [
-        *difference,
-        "Would add 1, change 1 and remove 1 models; 0 stay as they are. Nothing was changed.",
-    ]
+    summary = "Would add 1, change 1 and remove 1 models; 0 stay as they are. Nothing was changed."
+    assert told[: len(difference) + 2] == [*difference, summary, ""]
     told = manage("catalog_import", path, "--prune").splitlines()
     assert told == [*difference, "Added 1, changed 1 and removed 1 models; 0 stayed as they were."]
     assert [row.name for row in Model.objects.all()] == ["changes", "new"]
+
+
+def test_a_trial_tells_what_the_next_pass_would_make_of_the_file(exported: Any) -> None:
+    node, rows = a_node(gpus=4), {name: a_model(name, scaling={"min": 1, "max": 1}) for name in "abc"}
+    one, two, three = (a_replica(row, node, gpu=gpu) for gpu, row in enumerate(rows.values()))
+    text = json.dumps(
+        [
+            model_form("a", scaling={"min": 1, "max": 1}, context_length=512),
+            model_form("b", scaling={"min": 1, "max": 1}, profiles=[PROFILE | {"args": ["--ttft", "1ms"]}]),
+            model_form("fits", scaling={"min": 1, "max": 1}),
+            model_form("huge", scaling={"min": 1, "max": 1}, profiles=[PROFILE | {"tp": 8}]),
+        ]
+    )
+    path = exported(text, "json")
+    told = manage("catalog_import", path, "--dry-run", "--prune").partition("Nothing was changed.\n")[2]
+    assert [" ".join(line.split()) for line in told.splitlines()] == [
+        "",
+        "Would be stale, and run on as started:",
+        "REPLICA PROFILE NODE DIFFERS IN",
+        f"{str(one.pk)[:8]} a/default gpu-01 context_length",
+        f"{str(two.pk)[:8]} b/default gpu-01 args",
+        "",
+        "With it, the next pass would:",
+        "WHAT OF WHERE WHY",
+        "1 short huge - 0 of 1 node: 1 lacks 8 free sim",
+        f'drain c/default {str(three.pk)[:8]} gpu-01 (1 GPU) model "c" was removed from the catalog',
+        "start fits/default gpu-01 (1 GPU) 1 wanted, 0 there before it",
+    ]
+    in_json = manage("catalog_import", path, "--dry-run", "--prune", "--json")
+    found = json.loads(in_json)["consequences"]
+    assert [(each["model"], each["replica"]) for each in found["stale"]] == [
+        ("a", str(one.pk)),
+        ("b", str(two.pk)),
+    ]
+    assert [item["bucket"] for item in found["plan"]] == ["blocked", "drain", "start"]
+    assert "consequences" not in json.loads(manage("catalog_import", path, "--prune", "--json"))
 
 
 def test_models_beside_the_file_are_named(exported: Any) -> None:

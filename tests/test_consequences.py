@@ -34,12 +34,12 @@ def edited(world: World, **fields: Any) -> Consequences:
     profile = fields.pop("profile", {})
     raw |= fields | {"profiles": [{**raw["profiles"][0], "gpus_per_node": 0, **profile}]}
     then, model = with_edited(now, was, ModelSpec.load(raw))
-    return consequences(now, then, was, model)
+    return consequences(now, then, [(was, model)])
 
 
 def removed(world: World) -> Consequences:
     now = world.snapshot()
-    return consequences(now, without(now, now.models[0]), now.models[0], None)
+    return consequences(now, without(now, now.models[0]), [])
 
 
 def added(world: World, **profile: Any) -> Consequences:
@@ -52,8 +52,8 @@ def added(world: World, **profile: Any) -> Consequences:
             "scaling": {"min": 1, "max": 1},
         }
     )
-    then, model = with_added(now, spec)
-    return consequences(now, then, None, model)
+    then, _ = with_added(now, spec)
+    return consequences(now, then, [])
 
 
 def line(item: Item) -> str:
@@ -163,7 +163,7 @@ def test_what_stands_against_a_model_stays_where_scaling_alone_differs() -> None
 def test_no_change_has_no_consequences(snapshot: Snapshot) -> None:
     for model in snapshot.models:
         then, same = with_edited(snapshot, model, model.spec)
-        assert not consequences(snapshot, then, model, same)
+        assert not consequences(snapshot, then, [(model, same)])
 
 
 @given(worlds())
@@ -173,7 +173,7 @@ def test_what_is_foretold_is_what_the_plan_does_then(snapshot: Snapshot) -> None
         off = replace(model.spec, scaling=replace(model.spec.scaling, min=0, max=0))
         then, changed = with_edited(snapshot, model, off)
         after = agenda(plan(then), then)
-        found = consequences(snapshot, then, model, changed)
+        found = consequences(snapshot, then, [(model, changed)])
         assert all(item in after for item in found.items)
         assert len(after) - len(found.items) <= len(before)
         assert with_model(then, model) == snapshot

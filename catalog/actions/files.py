@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import connections
@@ -40,10 +40,12 @@ class SourcesRefused(ImportRefused):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A model that the file has otherwise than the catalog. `detail` is as in an edit's Event: no secrets."""
+    """A model that the file has otherwise than the catalog. `detail` is as in an edit's Event: no secrets, as
+    `now` may have."""
 
     name: str
     detail: Mapping[str, Any]
+    now: ModelSpec = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,14 @@ class Imported:
     @property
     def changes_anything(self) -> bool:
         return bool(self.added or self.changed or self.removed)
+
+    @property
+    def wanted(self) -> Iterator[tuple[str, ModelSpec | None, Finding | None]]:
+        """Every model that changes: its name, as the file has it (None: removed), and what was found of it."""
+        for model in (*self.added, *(each.now for each in self.changed)):
+            yield model.name, model, self.findings.get(model.name)
+        for name in self.removed:
+            yield name, None, None
 
 
 def import_catalog(
@@ -125,7 +135,7 @@ def _imported(plan: Import, stored: Sequence[Model], findings: Mapping[str, Find
     return Imported(
         added=plan.added,
         changed=tuple(
-            Changed(edit.now.name, hide_all(changes(edit.was, edit.now), sees_env=True))
+            Changed(edit.now.name, hide_all(changes(edit.was, edit.now), sees_env=True), edit.now)
             for edit in plan.changed
         ),
         removed=tuple(model.name for model in plan.removed),

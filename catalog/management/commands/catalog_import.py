@@ -20,8 +20,11 @@ from catalog.management.shell import DOOR, add_json, add_why, print_json, refusa
 from catalog.reading import quote, shown
 from catalog.typed import scaling_words
 from nodes.agents import ask_paths
+from nodes.management.shell import print_consequences
 from nodes.models import Replica
+from nodes.outlook import preview_changes
 from nodes.tasks import wake
+from nodes.telling import consequences_as_dict
 
 STDIN = "-"
 SENTENCES = 100  # of one kind; a file with more faults is mended in several rounds
@@ -33,7 +36,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", help="YAML or JSON, as catalog_export prints it; - is standard input")
-        parser.add_argument("--dry-run", action="store_true", help="print the difference, and change nothing")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="print the difference, and what the next pass would make of it; nothing is changed",
+        )
         parser.add_argument("--prune", action="store_true", help="remove models that the file does not name")
         parser.add_argument(
             "--yes", action="store_true", help="remove even more than a third of the catalog, or all"
@@ -70,10 +77,14 @@ class Command(BaseCommand):
                 raise CommandError("\n".join([*_refused(read, no), hint])) from None
             except ImportRefused as no:
                 raise CommandError("\n".join(_refused(read, no))) from None
+            found = preview_changes(imported.wanted) if dry_run and imported.changes_anything else None
         if is_json:
-            print_json(self.stdout, _as_dict(imported, dry_run))
+            foretold = {} if found is None else {"consequences": consequences_as_dict(found, sees_env=True)}
+            print_json(self.stdout, _as_dict(imported, dry_run) | foretold)
         else:
             self.stdout.write(_summary(imported, dry_run))
+            if found is not None:
+                print_consequences(self.stdout, found)
             if dry_run and imported.sweeps:
                 self.stderr.write(f"warning: {imported.sweeps.sentence}")
         for warning in _bounded([f"warning: {shown(each, 2_000)}" for each in imported.warnings]):
