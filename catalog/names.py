@@ -106,13 +106,23 @@ def ways_that_end(falls_back_to: Mapping[str, Sequence[str]]) -> list[str]:
 
 def users_first(models: Sequence[ModelSpec]) -> list[str]:
     """The order in which to remove models one after another, so that none of them falls back to the
-    next by then. In a circle each is in another's way, whatever the order."""
-    owner = {name: model.name for model in models for name in (model.name, *model.aliases)}
-    falls_back_to = {
-        model.name: [owner[name] for name in model.fallbacks if name in owner] for model in models
-    }
+    next by then. Those of `knotted` come first."""
+    falls_back_to = _among(models)
     ended = dict.fromkeys(ways_that_end(falls_back_to))
     return [*(name for name in falls_back_to if name not in ended), *reversed(ended)]
+
+
+def knotted(models: Sequence[ModelSpec]) -> tuple[str, ...]:
+    """Those from which some way leads into a circle, where each is in another's way: they go together."""
+    falls_back_to = _among(models)
+    ended = frozenset(ways_that_end(falls_back_to))
+    return tuple(name for name in falls_back_to if name not in ended)
+
+
+def _among(models: Sequence[ModelSpec]) -> dict[str, list[str]]:
+    """Which of each other they fall back to, by canonical names."""
+    owner = {name: model.name for model in models for name in (model.name, *model.aliases)}
+    return {model.name: [owner[name] for name in model.fallbacks if name in owner] for model in models}
 
 
 def circle(model: str, falls_back_to: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from catalog.models import Event, Model, Name, Profile
+from catalog.actions import edit_model
+from catalog.models import Event, Model, Name, Profile, Tombstone
 from nodes.models import Demand, Gateway, Node, Rank, Replica, Unplaced
-from tests.cast import a_model, a_node, a_replica, alice, edited, viola
+from tests.cast import a_model, a_node, a_replica, alice, edited, model_form, nobody_is_asked, viola
 from tests.pages import MODELS, page, text_of
 
 pytestmark = pytest.mark.django_db
@@ -217,6 +218,42 @@ def test_a_model_and_what_it_falls_back_to_go_in_one_go(admin: Client) -> None:
     answer = admin.post(MODELS, chosen("remove", last, second, first, confirmed="yes"), follow=True)
     assert "3 of 3 models removed." in answer.content.decode()
     assert not Model.objects.exists()
+
+
+def a_circle() -> tuple[Model, Model]:
+    one = a_model("one")
+    other = a_model("other", fallbacks=["one"])
+    form = model_form("one", fallbacks=["other"])
+    edit_model("one", form, by="alice", door="command", ask_paths=nobody_is_asked, after_change=int)
+    return one, other
+
+
+def test_models_that_fall_back_to_each_other_go_together(admin: Client) -> None:
+    one, other = a_circle()
+    answer = admin.post(MODELS, chosen("remove", one, confirmed="yes"), follow=True)
+    assert "0 of 1 model removed." in answer.content.decode()
+    alone = a_model("alone")
+    sent = chosen("remove", alone, other, one, confirmed="yes", why="old")
+    answer = admin.post(MODELS, sent, follow=True)
+    assert "3 of 3 models removed." in answer.content.decode()
+    assert not Model.objects.exists()
+    removed = Event.objects.filter(verb="remove")
+    assert sorted(removed.values_list("subject", "why")) == [
+        ("alone", "old"),
+        ("one", "old"),
+        ("other", "old"),
+    ]
+    assert set(Tombstone.objects.values_list("name", flat=True)) == {"one", "other", "alone"}
+
+
+def test_a_circle_that_another_falls_back_to_stays_whole(admin: Client) -> None:
+    one, other = a_circle()
+    a_model("user", fallbacks=["other"])
+    answer = admin.post(MODELS, chosen("remove", other, one, confirmed="yes"), follow=True)
+    said = text_of(answer.content.decode()).replace("&quot;", '"')
+    assert said.count('model "user" falls back to it') == 1
+    assert "0 of 2 models removed." in said
+    assert Model.objects.count() == 3
 
 
 # --- actions --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from catalog.actions.models import (
     patch_model,
     read_catalog,
     remove_model,
+    remove_models,
 )
 from catalog.actions.sources import AfterChange, AskPaths, SourceRefused, check_source
 
@@ -41,5 +42,6 @@ __all__ = [
     "recheck_sources",
     "record",
     "remove_model",
+    "remove_models",
     "revoke_key",
 ]

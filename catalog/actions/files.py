@@ -69,7 +69,7 @@ class Imported:
 
     @property
     def wanted(self) -> Iterator[tuple[str, ModelSpec | None, Finding | None]]:
-        """Every model that changes: its name, as the file has it (None: removed), and what was found of it."""
+        """What changes: a name, the model as the file has it (None: removed), and what was found of it."""
         for model in (*self.added, *(each.now for each in self.changed)):
             yield model.name, model, self.findings.get(model.name)
         for name in self.removed:

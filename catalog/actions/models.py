@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Required, TypedDict, Unpack
@@ -161,6 +161,22 @@ def remove_model(
         Tombstone.objects.create(name=seen.name, revision=revision)
         detail = {"model": hide_all(seen.spec.as_text_dict(), sees_env=True)}
         _record("remove", seen, seen.name, revision, by=by, door=door, why=why, detail=detail)
+
+
+def remove_models(
+    names: Sequence[str], *, by: str, why: str = "", door: str, after_change: AfterChange
+) -> None:
+    """Take several models out at once, as those have to go that fall back to one another. All of them, or
+    none: raises CatalogError where one is not there, or another that stays falls back to it."""
+    with change(None, after_change) as revision:
+        rows = [find_model(name) for name in names]
+        pks = [row.pk for row in rows]
+        _refuse([fault for row in rows for fault in _faults_of_lost_names(None, row, beside=pks)])
+        Model.objects.filter(pk__in=pks).delete()
+        for row in rows:
+            Tombstone.objects.create(name=row.name, revision=revision)
+            detail = {"model": hide_all(row.spec.as_text_dict(), sees_env=True)}
+            _record("remove", row, row.name, revision, by=by, door=door, why=why, detail=detail)
 
 
 def read_catalog() -> Catalog:
@@ -323,15 +339,18 @@ def _faults_beside_others(wanted: ModelSpec, own: Model | None = None) -> list[F
     return faults_among([wanted], Neighbours(names, aliases))
 
 
-def _faults_of_lost_names(wanted: ModelSpec | None, own: Model | None) -> list[Fault]:
-    """Why names that would go cannot: somebody else falls back to them. None: the whole model goes."""
+def _faults_of_lost_names(
+    wanted: ModelSpec | None, own: Model | None, *, beside: Collection[int] = ()
+) -> list[Fault]:
+    """Why names that would go cannot: somebody else falls back to them. None: the whole model goes, and so do
+    those `beside` it."""
     if own is None:
         return []
     kept = {wanted.name, *wanted.aliases} if wanted else set()
     users = (
         Fallback.objects.filter(name__model=own)
         .exclude(name__in=kept)
-        .exclude(model=own)
+        .exclude(model__in=[own.pk, *beside])
         .order_by("model_id", "position")
         .values_list("model__name", "name_id")
     )

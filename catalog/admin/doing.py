@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 
 from catalog import actions
 from catalog.models import Model
-from catalog.names import users_first
+from catalog.names import knotted, users_first
 from catalog.pages import VerbAdmin
 from catalog.source import Answer
 from nodes.actions import cancel_roll, roll_model
@@ -69,15 +69,29 @@ def remove(page: VerbAdmin, request: HttpRequest, queryset: QuerySet[Model]) -> 
     if not page.has_delete_permission(request):
         raise PermissionDenied
     row_of = {row.name: row for row in queryset}
+    specs = [spec_of(row) for row in row_of.values()]
+    together = knotted(specs)
+    gone: list[str] = []
+
+    def act(model: Model, **told: Any) -> bool:
+        """Models that fall back to one another go with the first of them, or stay with it."""
+        if model.name not in together:
+            actions.remove_model(model.name, after_change=wake, **told)
+            return True
+        if model.name == together[0]:
+            actions.remove_models(together, after_change=wake, **told)
+            gone.extend(together)
+        return model.name in gone
+
     return page.confirm(
         request,
-        [row_of[name] for name in users_first([spec_of(row) for row in row_of.values()])],
+        [row_of[name] for name in users_first(specs)],
         action="remove",
         title="Remove models",
         question="Take these out of the catalog? Their replicas finish what they are doing and stop.",
         button="Yes, remove",
         done="removed",
-        act=lambda model, **told: actions.remove_model(model.name, after_change=wake, **told),
+        act=act,
         entails=_replicas_that_stop,
     )
 
