@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from catalog.actions import remove_model
 from catalog.durations import SECOND
 from catalog.keys import KeyText
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
@@ -69,7 +70,7 @@ def test_a_table_of_nothing_is_read_from_an_empty_database() -> None:
 
 
 @pytest.mark.django_db
-def test_an_unchanged_database_is_asked_for_its_revision_and_its_keys_and_nothing_else() -> None:
+def test_an_unchanged_database_is_asked_for_its_revision_and_whose_owners_are_away_and_nothing_else() -> None:
     make_replica(make_model(), ENGINE)
     make_key()
     table = _read()
@@ -92,7 +93,7 @@ def test_a_change_is_read_with_a_fixed_number_of_queries() -> None:
         with CaptureQueriesContext(connection) as queries:
             table = _read(table)
         counts.append(len(queries))
-    assert counts[0] == counts[1] <= 12
+    assert counts[0] == counts[1] <= 14
 
 
 @pytest.mark.django_db
@@ -366,21 +367,92 @@ def test_a_revoked_key_stays_known_as_revoked() -> None:
     assert _read(table).keys[row.pk].is_revoked
 
 
+def _deactivate(name: str) -> None:
+    User.objects.filter(username=name).update(is_active=False)
+
+
+def _activate(name: str) -> None:
+    User.objects.filter(username=name).update(is_active=True)
+
+
+def _delete(name: str) -> None:
+    User.objects.filter(username=name).delete()
+
+
 @pytest.mark.django_db
-@pytest.mark.parametrize(
-    "is_deleted", [pytest.param(True, id="deleted"), pytest.param(False, id="deactivated")]
-)
-def test_keys_go_with_their_owner_and_without_a_revision(is_deleted: bool) -> None:
+@pytest.mark.parametrize("leave", [_deactivate, _delete])
+def test_keys_go_with_their_owner_and_without_a_revision(leave: Callable[[str], None]) -> None:
     row, _ = make_key("grace")
     other, _ = make_key("ada")
     table = _read()
     assert set(table.keys) == {row.pk, other.pk}
-    grace = User.objects.filter(username="grace")
-    if is_deleted:
-        grace.delete()
-    else:
-        grace.update(is_active=False)
+    leave("grace")
     assert set(_read(table).keys) == {other.pk}
+
+
+@pytest.mark.django_db
+def test_keys_come_back_with_their_owner() -> None:
+    row, _ = make_key("grace")
+    _deactivate("grace")
+    table = _read()
+    assert set(table.keys) == set()
+    _activate("grace")
+    assert set(_read(table).keys) == {row.pk}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param([(_deactivate, "grace"), (_activate, "eve")], id="one owner is off and another on"),
+        pytest.param([(_delete, "grace"), (_activate, "eve")], id="one is deleted and another on"),
+        pytest.param([(_delete, "grace"), (make_key, "ada")], id="one is deleted and a key is made"),
+        pytest.param([(_deactivate, "grace"), (make_key, "ada")], id="one is off and a key is made"),
+        pytest.param([(_delete, "eve"), (_deactivate, "grace")], id="one that was off is deleted"),
+    ],
+)
+def test_what_cancels_out_in_numbers_is_seen_all_the_same(
+    meanwhile: list[tuple[Callable[[str], Any], str]],
+) -> None:
+    for name in ("grace", "eve", "ada"):
+        make_key(name)
+    _deactivate("eve")
+    table = _read()
+    for act, name in meanwhile:
+        act(name)
+    good = Key.objects.filter(user__is_active=True)
+    assert set(_read(table).keys) == set(good.values_list("pk", flat=True))
+
+
+@pytest.mark.django_db
+def test_what_a_key_opens_is_in_the_entry() -> None:
+    opens_all, _ = make_key()
+    limited, _ = make_key(
+        opens_all=False, requests_per_minute=60, tokens_per_minute=9_000, concurrency=4, cache_scope="team a"
+    )
+    tiny, big = make_model("tiny"), make_model("big")
+    limited.opened.set([tiny, big])
+    table = _read()
+    assert table.keys[opens_all.pk].models is None
+    assert (table.keys[opens_all.pk].limits, table.keys[opens_all.pk].cache_scope) == (Limits(), "")
+    entry = table.keys[limited.pk]
+    assert entry.models == frozenset({tiny.pk, big.pk})
+    assert (entry.limits, entry.cache_scope) == (Limits(60, 9_000, 4), "team a")
+
+
+@pytest.mark.django_db
+def test_a_change_of_what_a_key_opens_is_seen_and_none_is_not_all() -> None:
+    row, _ = make_key()
+    tiny = make_model("tiny")
+    table = _read()
+    row.opened.set([tiny])
+    change(row, opens_all=False, concurrency=1)
+    table = _read(table)
+    assert (table.keys[row.pk].models, table.keys[row.pk].limits.concurrency) == (frozenset({tiny.pk}), 1)
+    remove_model("tiny", by="a", door="command", after_change=int)
+    table = _read(table)
+    assert table.keys[row.pk].models == frozenset()
+    assert _shape(table) == _shape(_read())
 
 
 @pytest.mark.django_db

@@ -13,16 +13,17 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from time import monotonic
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.models import OuterRef, Subquery
-from django.db.models.functions import Now
+from django.db.models import Count, OuterRef, Subquery, Value
+from django.db.models.functions import Coalesce, Now
 
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
-from catalog.parts import Limits
+from catalog.parts import LIMIT_KEYS, Limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation, Timeouts
 from llmgw.gateway.routing import Target
 from nodes.models import Rank, Replica, Unplaced
@@ -90,6 +91,8 @@ class Table:
     replicas: Mapping[str, ReplicaEntry] = field(default_factory=dict)
     targets: Mapping[int, tuple[Target, ...]] = field(default_factory=dict)
     keys: Mapping[str, KeyEntry] = field(default_factory=dict)
+    asleep: frozenset[str] = frozenset()
+    """Keys whose owners are deactivated; they are not among `keys`."""
     situations: Mapping[int, Situation] = field(default_factory=dict)
 
     def now_s(self, monotonic_s: float) -> float:
@@ -110,9 +113,7 @@ def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
     """The table as the database has it now, from `previous` and what changed since. Runs in the table's
     thread."""
     now = monotonic()
-    revision, clock = Revision.objects.values_list("value", Now()).filter(pk=1).first() or (None, None)
-    if revision is None or clock is None:
-        revision, clock = Revision.current(), Revision.objects.values_list(Now(), flat=True).get(pk=1)
+    revision, clock, keys_there = _moment()
     is_full = revision < previous.revision or now - previous.full_at_s >= RELOAD_S
     since = -1 if is_full else previous.revision
     table = replace(previous, revision=revision, clock_s=clock.timestamp(), read_at_s=now)
@@ -129,12 +130,24 @@ def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
             targets=_targets(models, replicas.values()),
             keys=_keys(table.keys, since),
         )
-    # Owners are deactivated and removed without a revision; the count of good ones gives them away.
-    if Key.objects.filter(user__is_active=True).count() != len(table.keys):
-        table = replace(table, keys=_keys({}, -1))
+    # Owners are deactivated and removed without a revision, by whichever hand.
+    asleep = frozenset(Key.objects.filter(user__is_active=False).values_list("pk", flat=True))
+    if asleep != table.asleep or keys_there != len(table.keys) + len(asleep):
+        table = replace(table, keys=_keys({}, -1), asleep=asleep)
     if revision > since or now - previous.situated_at_s >= SITUATION_S:
         table = replace(table, situated_at_s=now, situations=_situations())
     return table
+
+
+def _moment() -> tuple[int, datetime, int]:
+    """The revision, the database's clock, and how many keys there are."""
+    counted = Key.objects.order_by().values(every=Value(1)).annotate(count=Count("pk")).values("count")
+    asked = Revision.objects.filter(pk=1).values_list("value", Now(), Coalesce(Subquery(counted), 0))
+    there: tuple[int, datetime, int] | None = asked.first()
+    if there is None:
+        Revision.current()
+        return _moment()
+    return there
 
 
 def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry]:
@@ -263,14 +276,24 @@ def _targets(
 
 def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
     keys = dict(known)
-    rows = Key.objects.filter(revision__gt=since).values_list(
-        "pk", "digest", "expires_at", "revoked_at", "user__is_active"
-    )
-    for key, digest, expires_at, revoked_at, is_active in rows:
-        keys.pop(key, None)
-        if is_active:
-            expires_at_s = None if expires_at is None else expires_at.timestamp()
-            keys[key] = KeyEntry(key, digest, expires_at_s, is_revoked=revoked_at is not None)
+    changed = Key.objects.filter(revision__gt=since)
+    opened: dict[str, set[int]] = {}
+    among = Key.opened.through.objects.filter(key__in=changed.filter(opens_all=False))
+    for key, model in among.values_list("key_id", "model_id"):
+        opened.setdefault(key, set()).add(model)
+    columns = ("pk", "digest", "expires_at", "revoked_at", "user__is_active")
+    for row in changed.values(*columns, "opens_all", *LIMIT_KEYS, "cache_scope"):
+        keys.pop(row["pk"], None)
+        if row["user__is_active"]:
+            keys[row["pk"]] = KeyEntry(
+                row["pk"],
+                row["digest"],
+                None if row["expires_at"] is None else row["expires_at"].timestamp(),
+                is_revoked=row["revoked_at"] is not None,
+                models=None if row["opens_all"] else frozenset(opened.get(row["pk"], ())),
+                limits=Limits(*(row[key] for key in LIMIT_KEYS)),
+                cache_scope=row["cache_scope"],
+            )
     return keys
 
 
