@@ -140,7 +140,7 @@ def _check_empty(node: Node, here: list[Replica]) -> None:
     count = "1 replica" if len(here) == 1 else f"{len(here)} replicas"
     if not node.is_draining:
         raise NodeRefused(
-            f"{node.name} has {count}; drain it first (manage.py node_drain), and remove it when empty.",
+            f"{node.name} has {count}; drain it first (manage.py node_drain), then remove it.",
             code="in_use",
         )
     if any(replica.state != Replica.State.LOST for replica in here):

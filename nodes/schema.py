@@ -126,6 +126,7 @@ class NodeSerializer(shapes.Serializer):
     name = shapes.CharField()
     uuid = shapes.UUIDField()
     address = shapes.CharField()
+    certificate = _text("SHA-256 of the one its agent shows; empty: an authority vouches for it, or none.")
     state = shapes.ChoiceField([each.value for each in Freshness])
     seen_at = shapes.DateTimeField(allow_null=True)
     age_s = shapes.FloatField(allow_null=True, help_text="Seconds since it was heard from.")

@@ -401,6 +401,7 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "name": node.name,
         "uuid": str(node.uuid),
         "address": node.address,
+        "certificate": node.certificate,
         "state": freshness_of(node),
         "seen_at": node.seen_at and node.seen_at.isoformat(),
         "age_s": seconds(node.age),  # type: ignore[attr-defined]  # annotated

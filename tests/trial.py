@@ -131,14 +131,17 @@ class Trial:
             address = f"http://127.0.0.1:{free_port()}"
             home.joinpath("address").write_text(address)
             self.manage("node_add", node, "--address", address, "--write", str(home / "identity.json"))
-            uuid = json.loads(home.joinpath("identity.json").read_text())["node"]
-            self._marks.add(f"LLMGW_NODE={uuid}".encode())
+            self.mark(json.loads(home.joinpath("identity.json").read_text())["node"])
         listen = home.joinpath("address").read_text().removeprefix("http://")
         self.start(
             f"agent-{node}",
             *("-m", "nodes.agent", "--identity", str(home / "identity.json"), "--state", str(home / "state")),
             *("--listen", listen, *options),
         )
+
+    def mark(self, node: str) -> None:
+        """From here on, that node's engines are the trial's."""
+        self._marks.add(f"LLMGW_NODE={node}".encode())
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         process = self.processes.pop(name)

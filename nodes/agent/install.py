@@ -100,7 +100,7 @@ def _make_venv(folder: Path) -> None:
 
 def _fill_venv(folder: Path, requirements: Path) -> None:
     pip = (str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input")
-    done = _run(*pip, "install", "--quiet", "--requirement", str(requirements))
+    done = _run(*pip, "install", "--quiet", "--no-compile", "--requirement", str(requirements))
     if done.returncode:
         raise InstallError(
             f"pip could not install what the agent imports ({_last_words(done)}); if this machine reaches no "
