@@ -63,6 +63,7 @@ class FakeAgent:
     lies_in_answers: bool = False
     state_delay_s: float = 0.0
     is_deaf: bool = False
+    is_deaf_to_commands: bool = False
     stops_slowly: bool = False
     before_state: Callable[[], None] | None = None
     before_command: Callable[[], None] | None = None
@@ -105,7 +106,8 @@ class FakeAgent:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
-        if self.is_deaf or (request.method in ("PUT", "DELETE") and self.hangs_up):
+        is_command = request.method in ("PUT", "DELETE")
+        if self.is_deaf or (is_command and (self.hangs_up or self.is_deaf_to_commands)):
             self.hangs_up = max(0, self.hangs_up - 1)
             assert request.transport is not None
             request.transport.abort()
@@ -114,10 +116,10 @@ class FakeAgent:
             response: web.StreamResponse = _refusal(401, "unauthorized", "This needs the node's token.")
         elif request.headers.get(INSTANCE_HEADER, self.instance) != self.instance:
             response = _refusal(409, "instance", "Another agent of this node was looked at.")
-        elif self.before_command and request.method in ("PUT", "DELETE"):
+        elif self.before_command and is_command:
             await asyncio.to_thread(self.before_command)
             response = await handler(request)
-        elif self.refuses and request.method in ("PUT", "DELETE"):
+        elif self.refuses and is_command:
             response = _refusal(*self.refuses)
         else:
             response = await handler(request)
