@@ -1,12 +1,14 @@
-"""What the web server runs: /v1/ goes to the gateway, everything else to Django.
+"""What the web server runs: /v1/ goes to the gateway, what watches it to its probes, the rest to Django.
 
-`uvicorn llmgw.asgi:application`. The gateway lives from the server's start-up to its shutdown.
+`uvicorn llmgw.asgi:application`, or `llmgw.asgi:gateway` where the gateway runs alone, without the admin and
+/api/. The gateway lives from the server's start-up to its shutdown.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from django.core.asgi import get_asgi_application
@@ -18,10 +20,18 @@ django: Any = get_asgi_application()
 from django.conf import settings  # noqa: E402
 from django.http.request import split_domain_port, validate_host  # noqa: E402
 
+from llmgw.draining import Draining  # noqa: E402
 from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa: E402
+from llmgw.gateway.bodies import Bodies  # noqa: E402
+from llmgw.gateway.patience import Patience  # noqa: E402
+from llmgw.gateway.probes import PATHS, Probes  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
 _gateway: GatewayApp | None = None
+_probes: Probes | None = None
+_draining = Draining()
 
 
 def _is_host_allowed(host: str) -> bool:
@@ -31,14 +41,50 @@ def _is_host_allowed(host: str) -> bool:
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    await _serve(scope, receive, send, rest=_bounded)
+
+
+async def gateway(scope: Scope, receive: Receive, send: Send) -> None:
+    await _serve(scope, receive, send, rest=_nothing_else)
+
+
+async def _serve(scope: Scope, receive: Receive, send: Send, *, rest: App) -> None:
     if scope["type"] == "lifespan":
         await _live(receive, send)
-    elif _gateway is not None and scope["type"] == "http" and scope["path"].startswith("/v1/"):
-        await _gateway(scope, receive, send)
-    elif scope["type"] == "http":
-        await _bounded(scope, receive, send)
-    else:
+        return
+    if scope["type"] != "http":
         await django(scope, receive, send)
+        return
+    if _draining.has_begun:
+        send = _closing(send)
+    if _gateway is not None and scope["path"].startswith("/v1/"):
+        await _gateway(scope, receive, send)
+    elif _probes is not None and scope["path"] in PATHS:
+        await _probes(scope, receive, send)
+    else:
+        await rest(scope, receive, send)
+
+
+def _closing(send: Send) -> Send:
+    """The answer is the last of its connection."""
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return told
+
+
+async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
+    await _refuse(send, 404, "not_here", "This address serves /v1/ alone; the admin and /api/ are elsewhere.")
+
+
+async def _refuse(send: Send, status: int, code: str, sentence: str, *headers: tuple[bytes, bytes]) -> None:
+    body = json.dumps({"errors": [{"field": "", "code": code, "sentence": sentence}]}).encode()
+    told = [(b"content-type", b"application/json"), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,14 +103,11 @@ async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
         if arrived <= limit:
             return
     sentence = f"The request is larger than the {limit} bytes that this server takes; send less."
-    body = json.dumps({"errors": [{"field": "", "code": "too_large", "sentence": sentence}]}).encode()
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await _refuse(send, 413, "too_large", sentence, (b"connection", b"close"))
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    global _gateway
+    global _gateway, _probes
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -73,18 +116,36 @@ async def _live(receive: Receive, send: Send) -> None:
                 pepper=settings.LLMGW_KEY_PEPPER,
                 cluster_keys=settings.LLMGW_CLUSTER_KEYS,
                 wake=wake,
-                hold_s=settings.LLMGW_HOLD_S,
-                stall_s=settings.LLMGW_STALL_S,
-                max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
+                patience=Patience(
+                    hold_s=settings.LLMGW_HOLD_S,
+                    connect_s=settings.LLMGW_CONNECT_S,
+                    first_byte_s=settings.LLMGW_FIRST_BYTE_S,
+                    idle_s=settings.LLMGW_IDLE_S,
+                    stall_s=settings.LLMGW_STALL_S,
+                    grace_s=settings.LLMGW_GRACE_S,
+                    comment_s=settings.LLMGW_COMMENT_S,
+                ),
+                bodies=Bodies(
+                    max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
+                    max_held_bytes=settings.LLMGW_MAX_HELD_BYTES,
+                    body_s=settings.LLMGW_BODY_S,
+                ),
+                media_hosts=settings.LLMGW_MEDIA_HOSTS,
+                redis_url=settings.REDIS_URL,
                 poll_s=settings.LLMGW_TABLE_POLL_S,
                 is_plain_http_allowed=settings.LLMGW_PLAIN_HTTP,
                 is_host_allowed=_is_host_allowed,
+                access_log="" if settings.LLMGW_ACCESS_LOG == "off" else settings.LLMGW_ACCESS_LOG,
+                flush_s=settings.LLMGW_USAGE_FLUSH_S,
             )
             await _gateway.start()
+            _probes = Probes(_gateway, is_draining=lambda: _draining.has_begun)
+            _draining.listen(settings.LLMGW_LINGER_S)
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
-            if _gateway is not None:
+            if _gateway is not None and _probes is not None:
+                await _probes.stop()
                 await _gateway.stop()
-                _gateway = None
+                _gateway = _probes = None
             await send({"type": "lifespan.shutdown.complete"})
             return

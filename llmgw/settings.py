@@ -76,6 +76,16 @@ def _bytes(name: str, default: int) -> int:
     return _read(name, default, parse, "a whole number of bytes above 0")
 
 
+def _count(name: str, default: int) -> int:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= 1000:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a whole number from 1 to 1000")
+
+
 def _names(name: str, default: list[str]) -> list[str]:
     return _read(name, default, lambda text: [part.strip() for part in text.split(",")], "a list of names")
 
@@ -187,8 +197,31 @@ LLMGW_IDLE_TIMEOUT = _duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
 # answer, how big it may be, how old the table may be.
 LLMGW_HOLD_S = _seconds("LLMGW_HOLD_S", 60)
 LLMGW_STALL_S = _seconds("LLMGW_STALL_S", 30)
+# How long an engine may take: to accept a connection, to begin its answer (a plain one is whole then, and so
+# this is as long as OpenAI's clients wait), to go on with it (no engine computes one token for so long).
+LLMGW_CONNECT_S = _seconds("LLMGW_CONNECT_S", 3)
+LLMGW_FIRST_BYTE_S = _seconds("LLMGW_FIRST_BYTE_S", 600)
+LLMGW_IDLE_S = _seconds("LLMGW_IDLE_S", 300)
+# A stream whose model is loading stays without a status for so long, so that an early failure has its own;
+# and one that has nothing to say says so this often, since proxies give up on silence.
+LLMGW_GRACE_S = _seconds("LLMGW_GRACE_S", 2)
+LLMGW_COMMENT_S = _seconds("LLMGW_COMMENT_S", 10)
 LLMGW_MAX_BODY_BYTES = _bytes("LLMGW_MAX_BODY_BYTES", 16 * 1024 * 1024)
+LLMGW_BODY_S = _seconds("LLMGW_BODY_S", 120)  # for so long a body may take to arrive
+LLMGW_MAX_HELD_BYTES = _bytes("LLMGW_MAX_HELD_BYTES", 512 * 1024 * 1024)  # of all requests in one process
+# Hosts from which engines may fetch the images, sounds and videos that a request names by URL.
+LLMGW_MEDIA_HOSTS = _names("LLMGW_MEDIA_HOSTS", [])
 LLMGW_TABLE_POLL_S = _seconds("LLMGW_TABLE_POLL_S", 0.25)
+LLMGW_USAGE_FLUSH_S = _seconds("LLMGW_USAGE_FLUSH_S", 5)  # so much usage a crash may lose
+
+# A line of JSON for each request of /v1/: to stdout (-), to a file, or to nobody (off).
+LLMGW_ACCESS_LOG = _text("LLMGW_ACCESS_LOG", "-")
+
+# Web processes: how many `manage.py web` and `manage.py gateway` start; how long one that stops goes on
+# taking requests, so that whoever sends them notices, and how long it may finish those that it has begun.
+LLMGW_WEB_WORKERS = _count("LLMGW_WEB_WORKERS", 1)
+LLMGW_LINGER_S = _seconds("LLMGW_LINGER_S", 2)
+LLMGW_DRAIN_S = _seconds("LLMGW_DRAIN_S", 30)
 
 
 # --- Django -----------------------------------------------------------------

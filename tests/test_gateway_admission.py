@@ -8,7 +8,7 @@ import pytest
 
 from catalog.keys import KeyText
 from llmgw.gateway import admission
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Peek, Refused, Situation
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused, Situation
 
 PEPPER = b"a pepper for tests"
 KEY = KeyText.from_bytes(b"\x01" * 6, b"\x02" * 24)
@@ -109,7 +109,7 @@ def test_a_text_that_is_no_key_is_told_so_without_a_look_up(text: str) -> None:
 def _check(
     entry: KeyEntry | None, key: KeyText = KEY, *, now_s: float = 100, is_table_fresh: bool = True
 ) -> None:
-    admission.check_key(key, entry, PEPPER, now_s=now_s, is_table_fresh=is_table_fresh)
+    admission.check_key(key, key.digest(PEPPER), entry, now_s=now_s, is_table_fresh=is_table_fresh)
 
 
 def test_a_known_key_is_let_in_by_a_fresh_table_and_by_an_old_one() -> None:
@@ -177,59 +177,19 @@ def test_headers_that_hide_the_body_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("peek", "code", "param"),
+    "check",
     [
-        pytest.param(Peek(), "missing_model", "model", id="no model"),
-        pytest.param(Peek(model=""), "invalid_model", "model", id="an empty model"),
-        pytest.param(Peek(model=["a"]), "invalid_model", "model", id="a list of models"),
-        pytest.param(Peek(model="m", stream="yes"), "invalid_stream", "stream", id="a stream that is a text"),
+        pytest.param(lambda size: admission.check_room(size, 90, 100), id="beside all that is held"),
         pytest.param(
-            Peek(model="m", template_fields=frozenset({"chat_template"})),
-            "field_not_accepted",
-            "chat_template",
-            id="a template inside chat_template_kwargs",
-        ),
-        pytest.param(
-            Peek(model="m", part_fields=frozenset({"type", "image_embeds"})),
-            "field_not_accepted",
-            "image_embeds",
-            id="embeddings inside a message",
-        ),
-        pytest.param(
-            Peek(model="m", media_urls=("data:image/png;base64,AA==", "http://10.0.0.1/")),
-            "remote_media",
-            "messages",
-            id="an image elsewhere, after one that is here",
-        ),
-        pytest.param(
-            Peek(model="m", media_urls=("file:///etc/passwd",)), "remote_media", "messages", id="a file"
-        ),
-        *(
-            pytest.param(
-                Peek(model="m", fields=frozenset({"model", name})), "field_not_accepted", name, id=name
-            )
-            for name in admission.REFUSED_FIELDS
+            lambda size: admission.check_waiting_room(MODEL, size, 90, 100), id="beside all that waits"
         ),
     ],
 )
-def test_what_a_body_may_not_hold_is_named(peek: Peek, code: str, param: str) -> None:
-    refused = _refusal(lambda: admission.check_body(peek))
-    assert (refused.status, refused.code, refused.param) == (400, code, param)
-
-
-@pytest.mark.parametrize(
-    "peek",
-    [
-        pytest.param(Peek(model="m", stream=None), id="nothing but a model"),
-        pytest.param(Peek(model="m", fields=frozenset({"model", "a_new_parameter"})), id="an unknown field"),
-        pytest.param(
-            Peek(model="m", template_fields=frozenset({"enable_thinking"})), id="a template's harmless switch"
-        ),
-        pytest.param(Peek(model="m", media_urls=("DATA:image/png;base64,AA==",)), id="an image that is here"),
-    ],
-)
-def test_what_a_body_may_hold_passes(peek: Peek) -> None:
-    assert admission.check_body(peek) == "m"
+def test_bodies_are_held_in_bounded_room(check: Callable[[int], None]) -> None:
+    check(10)
+    refused = _refusal(lambda: check(11))
+    assert (refused.status, refused.retry_after_s is not None) == (503, True)
+    assert "100" in refused.message
 
 
 # --- the model ----------------------------------------------------------------------------

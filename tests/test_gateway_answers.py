@@ -1,144 +1,14 @@
-"""What becomes of an engine's bytes: names echoed, streams cut into events, errors in one shape."""
+"""What an engine's "no" means, and what its answer cost."""
 
 from __future__ import annotations
 
-import itertools
 import json
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmgw.gateway import answers
-from llmgw.gateway.answers import Echo, EventStream
-
-
-def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in itertools.pairwise(at)]
-
-
-def _echoed(data: bytes, cuts: list[int], served: str = "org/Model-8B", wanted: str = "fast") -> bytes:
-    echo = Echo(served, wanted)
-    return b"".join(echo.feed(piece) for piece in _pieces(data, cuts)) + echo.finish()
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(b'{"model":"org/Model-8B"}', b'{"model":"fast"}', id="without a space"),
-        pytest.param(b'{"model" : "org/Model-8B"}', b'{"model" : "fast"}', id="with spaces"),
-        pytest.param(
-            b'{"model":"org/Model-8B-v2"}', b'{"model":"org/Model-8B-v2"}', id="a longer name stays"
-        ),
-        pytest.param(b'{"model_x":"org/Model-8B"}', b'{"model_x":"org/Model-8B"}', id="another field stays"),
-        pytest.param(
-            json.dumps({"content": 'say "model":"org/Model-8B"'}).encode(),
-            json.dumps({"content": 'say "model":"org/Model-8B"'}).encode(),
-            id="what the model says stays",
-        ),
-    ],
-)
-def test_the_name_in_an_answer_is_the_one_the_client_used(before: bytes, after: bytes) -> None:
-    assert _echoed(before, []) == after
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        pytest.param('a "quoted" one', id="quotes"),
-        pytest.param("back\\1slash\\g<1>", id="what a pattern would take for a group"),
-        pytest.param("größe", id="letters beyond ASCII"),
-    ],
-)
-def test_any_name_is_echoed_as_it_was_written(wanted: str) -> None:
-    echoed = _echoed(b'{"model":"org/Model-8B"}', [], wanted=wanted)
-    assert json.loads(echoed) == {"model": wanted}
-
-
-@pytest.mark.parametrize("ascii_only", [pytest.param(True, id="escaped"), pytest.param(False, id="as UTF-8")])
-def test_an_engines_name_is_recognised_in_both_ways_to_write_it(ascii_only: bool) -> None:
-    data = json.dumps({"model": "größe"}, ensure_ascii=ascii_only).encode()
-    assert _echoed(data, [], served="größe") == b'{"model": "fast"}'
-
-
-@given(st.lists(st.integers(0, 10_000)))
-def test_the_echo_does_not_depend_on_how_the_bytes_arrive(cuts: list[int]) -> None:
-    data = b'{"mo":"m","x":"a \\"model\\":","model": "org/Model-8B"},{"model":"org/Model-8","model":"'
-    assert _echoed(data, cuts) == _echoed(data, [])
-
-
-def test_an_event_is_not_kept_back_for_a_name_that_is_whole() -> None:
-    echo = Echo("org/Model-8B", "fast")
-    assert echo.feed(b'data: {"model":"org/Model-8B"}\n\n') == b'data: {"model":"fast"}\n\n'
-
-
-# --- streams ------------------------------------------------------------------------------
-
-STREAM = b': ping\n\ndata: {"a":1}\n\ndata: {"b":"data: [DONE]"}\r\n\r\ndata: [DONE]\n\n'
-
-
-@given(st.lists(st.integers(0, 1000)))
-def test_a_stream_leaves_in_whole_events_and_unchanged(cuts: list[int]) -> None:
-    stream, sent = EventStream(), b""
-    for piece in _pieces(STREAM, cuts):
-        events = stream.feed(piece)
-        assert events == b"" or events.endswith((b"\n\n", b"\r\n\r\n"))
-        sent += events
-    assert sent + stream.finish() == STREAM
-    assert stream.is_done
-    assert not stream.has_error
-
-
-def test_what_a_model_says_does_not_end_its_stream() -> None:
-    stream = EventStream()
-    stream.feed(b'data: {"content":"data: [DONE]"}\n\n')
-    stream.feed(b'data: {"content":"\\ndata: {\\"error\\": 1}"}\n\n')
-    assert not stream.is_done
-    assert not stream.has_error
-
-
-def test_half_an_event_is_never_passed_on() -> None:
-    stream = EventStream()
-    assert stream.feed(b'data: {"a":1}\n\ndata: {"b"') == b'data: {"a":1}\n\n'
-    assert stream.finish() == b""
-    assert not stream.is_done
-
-
-def test_a_last_word_without_its_empty_line_still_counts() -> None:
-    stream = EventStream()
-    assert stream.feed(b"data: [DONE]\n") == b""
-    assert stream.finish() == b"data: [DONE]\n\n"
-    assert stream.is_done
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        pytest.param(b'data: {"error":{"message":"Context size has been exceeded."}}\n\n', id="llama.cpp"),
-        pytest.param(b'data: {"error": {"message": "EngineCore encountered an issue"}}\n\n', id="vllm"),
-    ],
-)
-def test_an_error_inside_a_stream_is_seen(event: bytes) -> None:
-    stream = EventStream()
-    assert stream.feed(event) == event
-    assert stream.has_error
-
-
-def test_an_event_without_end_is_not_collected_for_ever() -> None:
-    stream = EventStream()
-    with pytest.raises(answers.NotAStream, match="without end"):
-        stream.feed(b"x" * (answers.EVENT_LIMIT_BYTES + 1))
-
-
-def test_a_cut_stream_ends_with_an_event_in_openais_shape() -> None:
-    event = answers.error_event(answers.cut_short("m", "closed the connection"))
-    assert event.startswith(b"data: {")
-    assert event.endswith(b"}\n\n")
-    error = json.loads(event[6:])["error"]
-    assert error["code"] == "stream_cut"
-    assert 'model "m" ends unfinished, because its replica closed the connection' in error["message"]
-
+from llmgw.gateway.answers import Tokens, tokens_of
 
 # --- errors -------------------------------------------------------------------------------
 
@@ -239,13 +109,87 @@ def test_an_engines_words_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "is_answer"),
+    ("status", "message", "is_clients"),
     [
-        pytest.param(b' {"id":1}\n', True, id="an object"),
-        pytest.param(b"", False, id="nothing"),
-        pytest.param(b'{"id":1', False, id="half of one"),
-        pytest.param(b"<html></html>", False, id="a page"),
+        pytest.param(500, "image input is not supported - hint: ...", True, id="llama.cpp: an image"),
+        pytest.param(500, "Context size has been exceeded.", True, id="llama.cpp: others took the room"),
+        pytest.param(501, "This server does not support embeddings.", True, id="llama.cpp: embeddings"),
+        pytest.param(500, "EngineCore encountered an issue", False, id="vllm's core is dead"),
+        pytest.param(502, "image input is not supported", False, id="a proxy's word is not the engine's"),
     ],
 )
-def test_only_a_whole_object_is_a_plain_answer(body: bytes, is_answer: bool) -> None:
-    assert answers.is_an_answer(body) is is_answer
+def test_a_clients_fault_is_not_held_against_an_engine_that_reports_it_as_its_own(
+    status: int, message: str, is_clients: bool
+) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert answers.is_clients_fault(status, body) is is_clients
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        pytest.param({"error": {"code": 400}}, 400, id="a status"),
+        pytest.param({"error": {"code": "context"}}, 500, id="a word"),
+        pytest.param({"error": "broken"}, 500, id="a sentence"),
+        pytest.param({"object": "error", "code": 503}, 503, id="sglang: flat"),
+        pytest.param({"error": {"code": 200}}, 500, id="a success"),
+    ],
+)
+def test_an_error_in_a_stream_has_the_status_that_it_would_have_had(
+    error: dict[str, Any], status: int
+) -> None:
+    assert answers.status_in(error) == status
+
+
+# --- tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        pytest.param(
+            {"usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}},
+            Tokens(9, None, 4),
+            id="chat",
+        ),
+        pytest.param(
+            {
+                "usage": {
+                    "prompt_tokens": 9,
+                    "completion_tokens": 4,
+                    "prompt_tokens_details": {"cached_tokens": 8},
+                }
+            },
+            Tokens(9, 8, 4),
+            id="chat, partly cached",
+        ),
+        pytest.param({"usage": {"prompt_tokens": 9, "total_tokens": 9}}, Tokens(9), id="embeddings"),
+        pytest.param(
+            {
+                "response": {
+                    "usage": {
+                        "input_tokens": 9,
+                        "output_tokens": 4,
+                        "input_tokens_details": {"cached_tokens": 8},
+                    }
+                }
+            },
+            Tokens(9, 8, 4),
+            id="the last event of a response",
+        ),
+        pytest.param(
+            {"message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 8, "output_tokens": 1}}},
+            Tokens(9, 8, 1),
+            id="Anthropic's first event, whose input is without what was cached",
+        ),
+        pytest.param({"usage": None}, Tokens(), id="not yet"),
+        pytest.param({"usage": {"prompt_tokens": True, "completion_tokens": -1}}, Tokens(), id="no numbers"),
+        pytest.param({"usage": {"prompt_tokens_details": []}}, Tokens(), id="another shape"),
+    ],
+)
+def test_tokens_are_what_the_engine_says(answer: dict[str, Any], tokens: Tokens) -> None:
+    assert tokens_of(answer) == tokens
+
+
+def test_what_came_last_counts_and_what_came_once_stays() -> None:
+    assert Tokens(9, 8, 1).or_else(Tokens(completion=5)) == Tokens(9, 8, 5)

@@ -19,6 +19,7 @@ from tests.stage import (
     Play,
     Script,
     begin_stream,
+    change,
     chat_event,
     drop,
     never,
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.lasting_database
 
 @pytest.fixture(scope="module")
 def all_plays(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Play]:
-    with playing_for_many(django_db_blocker) as play:
+    with playing_for_many(django_db_blocker, LLMGW_HOLD_S=1) as play:
+        change(play.model, can_embeddings=True)
         yield play
 
 
@@ -185,8 +187,9 @@ def test_an_engine_that_is_gone_is_passed_over_and_then_told_of(play: Play) -> N
             assert play.chat().choices
         play.thread.run(other.close())
         refusal = play.refused()
-        assert (refusal.status, refusal.body["code"]) == (502, "engine_unreachable")
-        assert "refused the connection" in refusal.body["message"]
+        assert (refusal.status, refusal.body["code"]) == (503, "unavailable")
+        assert "is not there after 1 s, because its replica refused the connection" in refusal.body["message"]
+        assert refusal.headers["retry-after"] == "10"
         play.thread.run(other.open())
         play.thread.run(play.engine.open())
 
@@ -336,16 +339,34 @@ def test_a_stream_that_is_cut_ends_with_an_error_and_never_as_if_it_were_done(
     wait_until(lambda: _in_flight(play) == 0, "the requests to be counted off")
 
 
-def test_an_engines_own_error_in_a_stream_is_passed_on_as_the_only_one(play: Play) -> None:
-    failure = b'data: {"error":{"message":"Context size has been exceeded."}}\n\n'
-
+def test_an_engines_own_error_in_a_stream_is_its_last_word(play: Play) -> None:
     async def say_why(response: web.StreamResponse, request: web.Request) -> None:
-        await response.write(failure)
+        error = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}
+        await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
 
     play.engine.script = _three_words_and(say_why)
     with play.web.client(play.key) as client:
         raw = client.chat.completions.with_raw_response.create(model="tiny", messages=MESSAGES, stream=True)
-        assert raw.http_response.read().endswith(failure)
+        *events, last, nothing = raw.http_response.read().split(b"\n\n")
+    assert (len(events), nothing) == (3, b"")
+    assert json.loads(last.removeprefix(b"data: "))["error"] == {
+        "message": "EngineCore encountered an issue.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": "engine_error",
+    }
+
+
+def test_an_engines_error_before_its_first_word_is_a_status(play: Play) -> None:
+    async def refuse(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        response = await begin_stream(request)
+        await response.write(b'data: {"error":{"message":"too long","code":400}}\n\ndata: [DONE]\n\n')
+        return response
+
+    play.engine.script = refuse
+    refusal = play.refused(stream=True)
+    assert (refusal.status, refusal.body["message"]) == (400, "too long")
 
 
 # --- counts -------------------------------------------------------------------------------

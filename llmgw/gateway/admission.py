@@ -7,6 +7,7 @@ knows where an engine is: the door parses, the table knows.
 from __future__ import annotations
 
 import difflib
+import hmac
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,29 +21,28 @@ RETRY_SOON_S, RETRY_LOADING_S = 1, 10
 """What a refused client is told to wait: until another try may meet another replica; until a load may have
 moved."""
 
-# Fields that let a client reach files, hosts or code through the engine. All others are the engine's to
-# judge.
-REFUSED_FIELDS: Mapping[str, str] = {
-    "chat_template": "a template is a program that the engine would run, and comes with the model",
-    "logits_processors": "they are programs that the engine would run",
-    "custom_logit_processor": "it is a program that the engine would run",
-    "prompt_embeds": "the engine would unpack it without looking",
-    "input_embeds": "the engine would unpack it without looking",
-    "image_embeds": "the engine would unpack it without looking",
-    "audio_embeds": "the engine would unpack it without looking",
-    "lora_path": "it names a file on the engine's machine",
-    "lora_request": "it names a file on the engine's machine",
-    "api_base": "llmgw chooses where a request goes",
-    "api_key": "llmgw chooses where a request goes",
-    "api_url": "llmgw chooses where a request goes",
-    "base_url": "llmgw chooses where a request goes",
-    "bootstrap_host": "it names a host that the engine would connect to",
-    "bootstrap_port": "it names a host that the engine would connect to",
-    "kv_transfer_params": "it names a host that the engine would connect to",
-}
-MEDIA_FIELDS = frozenset({"image_url", "audio_url", "video_url"})
-
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the first replica of a model is. `progress` is a part of 1; None is not known."""
+
+    state: str
+    node: str = ""
+    progress: float | None = None
+    eta_seconds: int | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "state": self.state,
+            "node": self.node,
+            "progress": self.progress,
+            "eta_seconds": self.eta_seconds,
+        }
+
+    def __str__(self) -> str:
+        return self.state if self.progress is None else f"{self.state} {self.progress:.0%}"
 
 
 class Refused(Exception):
@@ -59,14 +59,19 @@ class Refused(Exception):
         kind: str = "",
         retry_after_s: int | None = None,
         allow: str = "",
+        loading: Loading | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-        self.retry_after_s, self.allow = retry_after_s, allow
+        self.retry_after_s, self.allow, self.loading = retry_after_s, allow, loading
 
-    def as_dict(self) -> dict[str, dict[str, str | None]]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+    def as_dict(self) -> dict[str, dict[str, object]]:
+        error: dict[str, object] = {"message": self.message, "type": self.kind, "param": self.param}
+        error["code"] = self.code
+        if self.loading is not None:
+            error["loading"] = self.loading.as_dict()
+        return {"error": error}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = []
@@ -103,7 +108,7 @@ class KeyEntry:
     """A key as the table holds it. Moments are seconds of the database's clock; None is never.
 
     `models` are the ids of those it opens, None where it opens all. Keys of one `cache_scope` may share what
-    engines have cached of a prompt.
+    engines have cached of a prompt. `opens_metrics` is all that one of its scope opens.
     """
 
     id: str
@@ -113,6 +118,7 @@ class KeyEntry:
     models: frozenset[int] | None = None
     limits: Limits = Limits()
     cache_scope: str = ""
+    opens_metrics: bool = False
 
 
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -152,10 +158,10 @@ def read_key(text: str) -> KeyText:
 
 
 def check_key(
-    key: KeyText, entry: KeyEntry | None, pepper: bytes, *, now_s: float, is_table_fresh: bool
-) -> None:
-    """`entry` is what the table holds under the key's id. A table that is behind cannot say that a key is
-    unknown."""
+    key: KeyText, digest: str, entry: KeyEntry | None, *, now_s: float, is_table_fresh: bool
+) -> KeyEntry:
+    """`digest` is the key's own, `entry` what the table holds under its id. A table that is behind cannot say
+    that a key is unknown."""
     if entry is None and not is_table_fresh:
         raise Refused(
             503,
@@ -163,7 +169,7 @@ def check_key(
             "The API key cannot be checked, because the database does not answer: try again.",
             retry_after_s=RETRY_LOADING_S,
         )
-    if entry is None or not key.matches(entry.digest, pepper):
+    if entry is None or not hmac.compare_digest(digest, entry.digest):
         raise Refused(
             401,
             "invalid_api_key",
@@ -181,6 +187,18 @@ def check_key(
             "invalid_api_key",
             f"The API key llmgw_{key.id}_... has expired: ask an operator for another.",
         )
+    return entry
+
+
+def check_scope(entry: KeyEntry, *, for_metrics: bool) -> None:
+    """A key that reads /metrics does nothing else, and no other does."""
+    if entry.opens_metrics and not for_metrics:
+        says = f"The API key llmgw_{entry.id}_... reads /metrics alone: use one whose scope is inference."
+    elif for_metrics and not entry.opens_metrics:
+        says = f"The API key llmgw_{entry.id}_... does not read /metrics: use one whose scope is metrics."
+    else:
+        return
+    raise Refused(403, "wrong_scope", says)
 
 
 # --- the request --------------------------------------------------------------------------------------------
@@ -224,21 +242,19 @@ def body_too_slow(limit_s: float) -> Refused:
     return Refused(408, "body_too_slow", f"The body did not arrive within {limit_s:.0f} s: send it again.")
 
 
-def malformed(cause: str) -> Refused:
-    return Refused(400, "malformed_json", f"The body is not a JSON object: {cause}.")
+def check_room(size: int, held: int, limit: int) -> None:
+    """Whether a body of this size may be held beside what this process holds already, all in bytes."""
+    if held + size > limit:
+        raise Refused(
+            503,
+            "out_of_room",
+            f"The gateway holds as many bytes of requests as it may, {limit}: try again in a moment.",
+            retry_after_s=RETRY_SOON_S,
+        )
 
 
 def own_fault() -> Refused:
     return Refused(500, "gateway_fault", "The gateway itself failed; its log tells an operator more.")
-
-
-def unknown_path(path: str) -> Refused:
-    return Refused(
-        404,
-        "unknown_path",
-        f"There is no {quote(path)} here: llmgw serves /v1/models, /v1/chat/completions, /v1/completions and "
-        "/v1/embeddings.",
-    )
 
 
 def wrong_method(method: str, path: str, allowed: str) -> Refused:
@@ -253,50 +269,6 @@ def https_only() -> Refused:
         "https_only",
         "API keys travel over HTTPS only: use https://, or start llmgw with LLMGW_PLAIN_HTTP=1.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """The few things of a body that are looked at: all field names, and where its media would come from."""
-
-    model: object = None
-    stream: object = None
-    fields: frozenset[str] = frozenset()
-    template_fields: frozenset[str] = frozenset()
-    part_fields: frozenset[str] = frozenset()
-    media_urls: tuple[str, ...] = ()
-
-
-def check_body(peek: Peek) -> str:
-    """The name that the request asks for."""
-    if peek.model is None:
-        raise Refused(
-            400,
-            "missing_model",
-            "The request names no model: set `model`; GET /v1/models lists them.",
-            param="model",
-        )
-    if not isinstance(peek.model, str) or not peek.model:
-        raise Refused(400, "invalid_model", "`model` must be a text that names a model.", param="model")
-    if peek.stream not in (None, True, False):
-        raise Refused(400, "invalid_stream", "`stream` must be true or false.", param="stream")
-    nested = (peek.template_fields & {"chat_template"}) | peek.part_fields
-    for name in sorted((peek.fields | nested) & REFUSED_FIELDS.keys()):
-        raise Refused(
-            400,
-            "field_not_accepted",
-            f"The field `{name}` is not accepted: {REFUSED_FIELDS[name]}. Leave it out.",
-            param=name,
-        )
-    for url in peek.media_urls:
-        if url[:5].lower() != "data:":
-            raise Refused(
-                400,
-                "remote_media",
-                f"The URL {quote(url)} is not fetched for a request: send the content itself as a data: URL.",
-                param="messages",
-            )
-    return peek.model
 
 
 # --- the model ----------------------------------------------------------------------------------------------
@@ -332,12 +304,14 @@ class ModelEntry:
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What stands between a model and its first ready replica: replicas on their way (state and reason of
-    each), and why none could be placed; `needs_edit` when that will not change by waiting.
+    each), how far the first of them is, and why none could be placed; `needs_edit` when that will not change
+    by waiting.
     """
 
     on_the_way: tuple[tuple[str, str], ...] = ()
     unplaced: str = ""
     needs_edit: bool = False
+    loading: Loading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +379,11 @@ def check_can_be_ready(model: ModelEntry, situation: Situation) -> None:
         )
 
 
+def loading_of(situation: Situation) -> Loading:
+    """What a waiting client is told of: the state is "pending" while nothing has begun."""
+    return situation.loading or Loading("pending")
+
+
 def not_ready_in_time(model: ModelEntry, situation: Situation, waited_s: float) -> Refused:
     now = standing(model, situation, is_ready=False)
     waits_for = now.reason if now.status != ON_DEMAND else "its load has not begun"
@@ -414,7 +393,22 @@ def not_ready_in_time(model: ModelEntry, situation: Situation, waited_s: float) 
         f"The model {quote(model.name)} is not ready after {waited_s:.0f} s: {waits_for}. Try again.",
         param="model",
         retry_after_s=RETRY_LOADING_S,
+        loading=loading_of(situation),
     )
+
+
+def check_waiting_room(model: ModelEntry, size: int, waiting: int, limit: int) -> None:
+    """Whether a body of this size may wait for the model beside those that wait in this process already, all
+    in bytes."""
+    if waiting + size > limit:
+        raise Refused(
+            503,
+            "too_many_waiting",
+            f"The model {quote(model.name)} is loading, and the requests that wait hold {limit} bytes, all "
+            "that they may: try again.",
+            param="model",
+            retry_after_s=RETRY_LOADING_S,
+        )
 
 
 def too_many_waiting(model: ModelEntry, limit: int) -> Refused:

@@ -1,111 +1,67 @@
-"""What an engine's answer may turn into on its way to the client.
+"""What an engine's answer, or its "no", means: errors take one shape, and tokens are the engine's count.
 
-Bytes go through as they came, except the model's name, which is the one the client used, and errors, which
-take one shape. A stream leaves in whole events, so that one that is cut can still end with an error a client
-understands.
+Nothing of an engine's text is believed to be what it should be: it may be another program that answers.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from catalog.reading import quote
-from llmgw.gateway.admission import RETRY_SOON_S, Refused
+from llmgw.gateway.admission import RETRY_LOADING_S, RETRY_SOON_S, Refused
 
 ERROR_TEXT_LIMIT = 2_000
-EVENT_LIMIT_BYTES = 8 * 1024 * 1024
-"""An event larger than this is no event: the engine, or what answers in its place, is not sending a
-stream."""
 
 
-class Echo:
-    """Writes the name that the client used where the engine wrote the one it serves under.
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a request cost. None where the engine did not say."""
 
-    A scan for `"model":"<name>"`: inside a JSON text the quotes would be escaped, so the bytes mean what they
-    seem to. What may be the beginning of a match is kept back until more arrives.
-    """
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
 
-    def __init__(self, served: str, wanted: str) -> None:
-        self._spellings = [
-            item.encode() for item in {json.dumps(served, ensure_ascii=False), json.dumps(served)}
-        ]
-        names = b"|".join(re.escape(item) for item in self._spellings)
-        self._pattern = re.compile(rb'("model"\s*:\s*)(?:' + names + rb")")
-        self._new = rb"\g<1>" + json.dumps(wanted).encode().replace(b"\\", rb"\\")
-        self._kept = b""
-
-    def feed(self, data: bytes) -> bytes:
-        data = self._pattern.sub(self._new, self._kept + data)
-        end = self._whole(data)
-        self._kept = data[end:]
-        return data[:end]
-
-    def finish(self) -> bytes:
-        kept, self._kept = self._kept, b""
-        return kept
-
-    def _whole(self, data: bytes) -> int:
-        """How much of this cannot become part of a match, whatever comes next."""
-        begun = data.rfind(b'"model"')
-        if begun >= 0 and (tail := _BEGUN.fullmatch(data, begun)) is not None:
-            name = tail[1]
-            if name is None or any(item.startswith(name) for item in self._spellings):
-                return begun
-        for size in range(min(len(b'"model'), len(data)), 0, -1):
-            if data.endswith(b'"model'[:size]):
-                return len(data) - size
-        return len(data)
+    def or_else(self, newer: Tokens) -> Tokens:
+        """What the newer one says, and this one where that is silent."""
+        return Tokens(
+            self.prompt if newer.prompt is None else newer.prompt,
+            self.cached if newer.cached is None else newer.cached,
+            self.completion if newer.completion is None else newer.completion,
+        )
 
 
-_BEGUN = re.compile(rb'"model"\s*(?::\s*(.*))?', re.DOTALL)
+NO_TOKENS = Tokens()
 
 
-class NotAStream(Exception):
-    """The bytes are no server-sent events."""
+def tokens_of(answer: Mapping[str, Any]) -> Tokens:
+    """From an answer or a chunk of one, in OpenAI's words (chat, completions, embeddings, responses) or
+    Anthropic's, which leaves the cached ones out of its input."""
+    usage = answer.get("usage")
+    for outer in ("message", "response"):
+        if usage is None and isinstance(inner := answer.get(outer), dict):
+            usage = inner.get("usage")
+    if not isinstance(usage, dict):
+        return NO_TOKENS
+    prompt = _count(usage, "prompt_tokens", "input_tokens")
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    if (read := _count(usage, "cache_read_input_tokens")) is not None:
+        cached = read
+        if prompt is not None:
+            prompt += read + (_count(usage, "cache_creation_input_tokens") or 0)
+    return Tokens(prompt, cached, _count(usage, "completion_tokens", "output_tokens"))
 
 
-class EventStream:
-    """Server-sent events, cut from the bytes an engine sends: whole ones go out, the rest waits.
-
-    `is_done` after `data: [DONE]`; `has_error` after an error event, which ends a stream as well.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self.is_done = self.has_error = False
-
-    def feed(self, data: bytes) -> bytes:
-        """The events that are whole now. Raises NotAStream where no end of an event is in sight."""
-        data = self._rest + data
-        end = max((at + len(blank) for blank in _BLANK_LINES if (at := data.rfind(blank)) >= 0), default=0)
-        events, self._rest = data[:end], data[end:]
-        if len(self._rest) > EVENT_LIMIT_BYTES:
-            raise NotAStream("an event without end")
-        # The cheap look first; only a match at a line's beginning is not part of what the model says.
-        if b"[DONE]" in events and _DONE.search(events):
-            self.is_done = True
-        if b'"error"' in events and _ERROR.search(events):
-            self.has_error = True
-        return events
-
-    def finish(self) -> bytes:
-        """After the engine's last byte: a final `[DONE]` that lacks its empty line still counts."""
-        rest, self._rest = self._rest, b""
-        if not _DONE.fullmatch(rest.strip()):
-            return b""
-        self.is_done = True
-        return b"data: [DONE]\n\n"
-
-
-_BLANK_LINES = (b"\n\n", b"\r\n\r\n")
-_DONE = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
-_ERROR = re.compile(rb'^data:\s*\{\s*"error"\s*:', re.MULTILINE)
-
-
-def error_event(refused: Refused) -> bytes:
-    return b"data: " + json.dumps(refused.as_dict(), separators=(",", ":")).encode() + b"\n\n"
+def _count(of: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = of.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62:
+            return value
+    return None
 
 
 # --- an engine that says no ---------------------------------------------------------------------------------
@@ -123,6 +79,23 @@ def lacks_path(status: int, body: bytes) -> bool:
         return False
     error = _parsed(body)
     return error.get("detail") == "Not Found" or _message(error) in ("File Not Found", "Not Found")
+
+
+_NOT_ITS_FAULT = re.compile(
+    r"(?:image|audio|video) input is not supported|exceeds? the available context size|Context size has been "
+    r"exceeded|failed to parse (?:grammar|messages|tools)|does not support (?:tools|embeddings)",
+    re.IGNORECASE,
+)
+
+
+def is_clients_fault(status: int, body: bytes) -> bool:
+    """Whether an engine that is well says 5xx of a request that no engine could answer (llama.cpp does)."""
+    return status == 501 or (status == 500 and _NOT_ITS_FAULT.search(_message(_parsed(body))) is not None)
+
+
+def is_leaving(status: int, body: bytes) -> bool:
+    """Whether the engine takes nothing new because it ends: vllm says 500 while it drains."""
+    return status == 500 and "after shutdown" in _message(_parsed(body))
 
 
 def path_not_served(model: str, path: str) -> Refused:
@@ -152,6 +125,13 @@ def engine_error(status: int, body: bytes, model: str) -> Refused:
     )
 
 
+def status_in(error: Mapping[str, Any]) -> int:
+    """The status that an error within a stream would have had before it."""
+    inner = error.get("error")
+    code = inner.get("code") if isinstance(inner, dict) else error.get("code")
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
@@ -165,12 +145,6 @@ def _message(error: dict[str, Any]) -> str:
     inner = error.get("error", error)
     message = inner.get("message") if isinstance(inner, dict) else inner
     return message if isinstance(message, str) else ""
-
-
-def is_an_answer(body: bytes) -> bool:
-    """Whether a plain 200 carries a JSON object: an empty or broken-off body is a failure, whatever its
-    status."""
-    return body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}"
 
 
 def unreadable(model: str) -> Refused:
@@ -197,6 +171,18 @@ def unreachable(model: str, cause: str) -> Refused:
         "engine_unreachable",
         f"The model {quote(model)} could not answer, because its replica {cause}: try again.",
         retry_after_s=RETRY_SOON_S,
+    )
+
+
+def still_away(model: str, cause: str, waited_s: float) -> Refused:
+    """`cause` finishes "the replica ..."."""
+    return Refused(
+        503,
+        "unavailable",
+        f"The model {quote(model)} is not there after {waited_s:.0f} s, because its replica {cause}: try "
+        "again.",
+        param="model",
+        retry_after_s=RETRY_LOADING_S,
     )
 
 

@@ -1,24 +1,40 @@
 """The gateway's door: a plain ASGI application that answers /v1/.
 
-Parses, checks the key, and hands a request on; nothing here touches the database or waits for one. A client
-that leaves ends its request wherever it stands, which frees the engine.
+Parses, checks the key, refuses early what an engine would refuse late, and hands a request on; nothing here
+touches the database or waits for one. A client that leaves ends its request wherever it stands, which frees
+the engine. What a request took is given back in every outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
-import msgspec
-
-from llmgw.gateway import admission
-from llmgw.gateway.admission import ModelEntry, Peek, Refused
+from catalog.keys import KeyText
+from llmgw.gateway import admission, bounds, needs, peek, surface
+from llmgw.gateway.accounts import Accounts
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
+from llmgw.gateway.bodies import Bodies, ClientGone
+from llmgw.gateway.call import Call
+from llmgw.gateway.client import Client, ClientStalled
+from llmgw.gateway.context import Span
+from llmgw.gateway.counting import TokenCounter
 from llmgw.gateway.demand import DemandBook
-from llmgw.gateway.relay import Call, Client, ClientStalled, Relay
+from llmgw.gateway.journal import Journal
+from llmgw.gateway.limits import Limiter
+from llmgw.gateway.needs import Needs
+from llmgw.gateway.passage import Passage
+from llmgw.gateway.patience import Patience
+from llmgw.gateway.relay import Relay
+from llmgw.gateway.routing import PREFIX, SESSION, Prompt, chain
+from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream
 from nodes.protocol import ClusterKey
@@ -29,18 +45,16 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
 
-BODY_S = 120.0
-"""How long a body may take to arrive."""
+CLIENT_LEFT = 499
+"""The status that a client which did not stay for its answer is counted under."""
 
-PATHS = {
-    "/v1/chat/completions": "/v1/chat/completions",
-    "/v1/completions": "/v1/completions",
-    "/v1/embeddings": "/v1/embeddings",
-}
-"""What clients may ask for, and the path that engines have for it."""
+SESSION_LIMIT = 256
+"""Characters of a session's name that bear on routing."""
 
 _FORWARDED = {name.encode() for name in CLIENT_HEADERS}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class GatewayApp:
@@ -52,102 +66,145 @@ class GatewayApp:
         pepper: bytes,
         cluster_keys: Sequence[ClusterKey],
         wake: Callable[[], object],
-        hold_s: float,
-        stall_s: float,
-        max_body_bytes: int,
+        patience: Patience,
+        bodies: Bodies,
+        redis_url: str,
+        media_hosts: Collection[str],
         poll_s: float,
         is_plain_http_allowed: bool,
         is_host_allowed: Callable[[str], bool],
+        access_log: str = "",
+        flush_s: float = 5.0,
     ) -> None:
         self._pepper = pepper
-        self._stall_s = stall_s
-        self._max_body_bytes = max_body_bytes
+        self._patience, self._bodies = patience, bodies
+        self._media_hosts = frozenset(host.lower() for host in media_hosts)
         self._is_plain_http_allowed, self._is_host_allowed = is_plain_http_allowed, is_host_allowed
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
         self.demand = DemandBook(self.table, wake=wake)
+        journal = Journal(access_log, self.table.clock_s) if access_log else None
+        self.accounts = Accounts(self.demand.gateway, self.table.clock_s, flush_s=flush_s, journal=journal)
+        self._limits = Limiter(redis_url, processes=lambda: self.table.current.gateways)
         self._upstream = Upstream()
-        self._relay = Relay(self.table, self.demand, self._upstream, hold_s=hold_s)
+        self._tokens = TokenCounter(self._upstream)
+        self._relay = Relay(self.table, self.demand, self._upstream, patience)
 
     async def start(self) -> None:
         await self._upstream.start()
         await self.table.start()
         await self.demand.start()
+        await self._limits.start()
+        await self.accounts.start()
 
     async def stop(self) -> None:
+        await self.accounts.stop()
+        await self._limits.stop()
         await self.demand.stop()
         await self.table.stop()
         await self._upstream.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(send, stall_s=self._stall_s)
+        passage = Passage(_request_id(scope["headers"]), monotonic())
+        client = Client(send, passage, stall_s=self._patience.stall_s, comment_s=self._patience.comment_s)
         try:
-            await self._route(scope, receive, client)
+            await self._answer(scope, receive, client, passage)
+        except (ClientGone, asyncio.CancelledError) as left:
+            passage.status, passage.code = CLIENT_LEFT, "client_left"
+            if isinstance(left, asyncio.CancelledError):
+                raise
+        except ClientStalled:  # the server ends its connection, as the answer is not complete
+            passage.status, passage.code = CLIENT_LEFT, "client_stalled"
+            log.warning(
+                "A client has read nothing for %.0f s, and its request was ended.", self._patience.stall_s
+            )
+        finally:
+            self.accounts.close(passage)
+
+    async def _answer(self, scope: Scope, receive: Receive, client: Client, passage: Passage) -> None:
+        try:
+            await self._route(scope, receive, client, passage)
         except Refused as refused:
             await client.refuse(refused)
-        except ClientGone:
-            pass
-        except ClientStalled:  # the server ends its connection, as the answer is not complete
-            log.warning("A client has read nothing for %.0f s, and its request was ended.", self._stall_s)
+        except (ClientGone, ClientStalled):
+            raise
         except Exception:
             log.exception("The gateway itself failed.")
-            if not client.has_begun:
-                await client.refuse(admission.own_fault())
+            await client.refuse(admission.own_fault())
 
-    async def _route(self, scope: Scope, receive: Receive, client: Client) -> None:
-        method, path = scope["method"], scope["path"]
+    async def _route(self, scope: Scope, receive: Receive, client: Client, passage: Passage) -> None:
+        method, path, headers = scope["method"], scope["path"], scope["headers"]
+        endpoint = ENDPOINTS.get(path)
+        if endpoint is not None:
+            passage.endpoint, client.shape = endpoint.path, endpoint.shape
+        self.check_way(scope)
+        key = await self.authenticate(headers)
+        passage.key = key.id
+        if endpoint is not None:
+            if method != "POST":
+                raise admission.wrong_method(method, path, "POST")
+            await self._complete(endpoint, key, headers, receive, client, passage)
+        elif path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
+            passage.endpoint = MODELS_PATH
+            if method != "GET":
+                raise admission.wrong_method(method, path, "GET")
+            await self._show_models(path[len(MODELS_PATH) + 1 :], key, client)
+        else:
+            raise surface.unknown_path(path)
+
+    def check_way(self, scope: Scope) -> None:
+        """That the request came as one with a key in it may."""
         if scope["scheme"] != "https" and not self._is_plain_http_allowed:
             raise admission.https_only()
         admission.check_headers(scope["headers"])
         admission.check_host(scope["headers"], self._is_host_allowed)
-        await self._authenticate(scope)
-        if path in PATHS:
-            if method != "POST":
-                raise admission.wrong_method(method, path, "POST")
-            await self._complete(scope, receive, client)
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
-            if method != "GET":
-                raise admission.wrong_method(method, path, "GET")
-            await self._show_models(path.removeprefix("/v1/models").removeprefix("/"), client)
-        else:
-            raise admission.unknown_path(path)
 
-    async def _authenticate(self, scope: Scope) -> None:
-        key = admission.read_key(admission.credential(scope["headers"]))
+    async def authenticate(self, headers: Headers, *, for_metrics: bool = False) -> KeyEntry:
+        key, digest = _read_key(admission.credential(headers), self._pepper)
         if key.id not in self.table.current.keys:
             await self.table.refresh()  # made a moment ago, perhaps
         table = self.table.current
-        admission.check_key(
+        entry = admission.check_key(
             key,
+            digest,
             table.keys.get(key.id),
-            self._pepper,
             now_s=table.now_s(monotonic()),
             is_table_fresh=self.table.is_fresh(),
         )
+        admission.check_scope(entry, for_metrics=for_metrics)
+        return entry
 
     # --- models ---------------------------------------------------------------------------------------------
 
-    async def _show_models(self, name: str, client: Client) -> None:
+    async def _show_models(self, name: str, key: KeyEntry, client: Client) -> None:
         if name:
-            model = await self._find(name)
+            model = await self._find(name, key)
             await client.answer_json(self._shown(name, model))
             return
-        models = sorted(self.table.current.models.values(), key=lambda model: model.name)
-        rows = [self._shown(name, model) for model in models for name in (model.name, *model.aliases)]
+        opened = sorted(self._opened(key), key=lambda model: model.name)
+        rows = [self._shown(name, model) for model in opened for name in (model.name, *model.aliases)]
         await client.answer_json({"object": "list", "data": rows})
 
-    async def _find(self, name: str) -> ModelEntry:
-        if self.table.current.find(name) is None:
+    def _opened(self, key: KeyEntry) -> Iterator[ModelEntry]:
+        return (model for model in self.table.current.models.values() if needs.opens(key, model))
+
+    async def _find(self, name: str, key: KeyEntry) -> ModelEntry:
+        """A model that the key does not open is none: it is looked for as long, and missed in the same
+        words."""
+        if (model := self._opened_as(name, key)) is None:
             await self.table.refresh()  # added a moment ago, perhaps
-        model = self.table.current.find(name)
+            model = self._opened_as(name, key)
         if model is None:
-            raise admission.unknown_model(name, self.table.current.names)
+            raise admission.unknown_model(name, needs.visible_names(key, self.table.current.names))
         return model
+
+    def _opened_as(self, name: str, key: KeyEntry) -> ModelEntry | None:
+        model = self.table.current.find(name)
+        return model if model is not None and needs.opens(key, model) else None
 
     def _shown(self, name: str, model: ModelEntry) -> dict[str, object]:
         table = self.table.current
-        standing = admission.standing(
-            model, table.situation_of(model), is_ready=bool(table.targets_of(model))
-        )
+        targets = table.targets_of(model)
+        standing = admission.standing(model, table.situation_of(model), is_ready=bool(targets))
         return {
             "id": name,
             "object": "model",
@@ -156,7 +213,7 @@ class GatewayApp:
             **({} if name == model.name else {"alias_of": model.name}),
             "aliases": list(model.aliases),
             "description": model.description,
-            "context_length": model.context_length or None,
+            "context_length": needs.context_of(model, targets) or None,
             "max_output": model.max_output or None,
             "capabilities": dict(model.capabilities),
             "simulated": model.is_simulated,
@@ -166,19 +223,94 @@ class GatewayApp:
 
     # --- completions ----------------------------------------------------------------------------------------
 
-    async def _complete(self, scope: Scope, receive: Receive, client: Client) -> None:
-        body = await self._read_body(scope["headers"], receive)
-        fields = decode(body)
-        peek = look_at(fields)
-        name = admission.check_body(peek)
-        call = Call(
+    async def _complete(
+        self,
+        endpoint: Endpoint,
+        key: KeyEntry,
+        headers: Headers,
+        receive: Receive,
+        client: Client,
+        passage: Passage,
+    ) -> None:
+        with self._bodies.room() as room:
+            body = await self._bodies.read(headers, receive, room)
+            call = await self._admit(endpoint, key, headers, body, passage)
+            lease = await self._limits.take(key, call.model, call.needs.prompt.least)
+            try:
+                await self._serve(call, receive, client)
+            finally:
+                lease.give_back(passage.prompt_tokens + passage.completion_tokens)
+
+    async def _admit(
+        self, endpoint: Endpoint, key: KeyEntry, headers: Headers, body: bytes, passage: Passage
+    ) -> Call:
+        """Everything that can be refused before a replica is looked for."""
+        fields = peek.decode(body)
+        seen = peek.look_at(fields)
+        name = bounds.check_body(seen, self._media_hosts)
+        passage.asked_as, passage.is_streamed = name, seen.stream is True
+        model = await self._find(name, key)
+        passage.model, passage.model_id, passage.is_simulated = model.name, model.id, model.is_simulated
+        wanted = peek.needs_of(endpoint, fields)
+        needs.check_model(model, wanted, self._opened(key))
+        wanted, bounded = await self._within_context(model, wanted, fields)
+        if bounded is not fields:
+            fields, body = bounded, peek.encode(bounded)
+        return Call(
             name=name,
-            model=await self._find(name),
-            path=PATHS[scope["path"]],
+            model=model,
+            key=key,
+            needs=wanted,
             fields=fields,
             body=body,
-            headers=_forwarded(scope["headers"]),
+            headers=_forwarded(headers),
+            passage=passage,
+            prompt=self._prompt_of(endpoint, key, model, fields, headers),
+            wants_stream=seen.stream is True,
+            wants_usage=peek.wants_usage(fields),
         )
+
+    async def _within_context(
+        self, model: ModelEntry, wanted: Needs, fields: peek.Fields
+    ) -> tuple[Needs, peek.Fields]:
+        """The same request, and its fields with the answer bounded where the operator or the client did. A
+        tokenizer is asked only where size alone cannot tell."""
+        endpoint, asked = wanted.endpoint, wanted.output_tokens or None
+        if not endpoint.output_fields and not endpoint.capability:
+            return wanted, fields
+        targets = needs.fitting(model, self.table.current.targets_of(model), wanted)
+        context_length = needs.context_of(model, self.table.current.targets_of(model))
+        output = needs.allowed_output(model, asked)
+        if output != asked:
+            wanted = replace(wanted, output_tokens=output or 0)
+        is_sure = needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
+        has_room = asked is not None or needs.has_room_for_most(model, context_length, wanted.prompt)
+        if not (is_sure and has_room) and targets:
+            counted = await self._tokens.count(targets[0], endpoint, fields)
+            if counted is not None:
+                wanted = replace(wanted, prompt=Span.counted(counted))
+                needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
+        if asked is None and endpoint.output_fields:
+            output = needs.default_output(model, context_length, wanted.prompt)
+            wanted = replace(wanted, output_tokens=output or 0)
+        if output is None or output == asked:
+            return wanted, fields
+        return wanted, peek.with_output(endpoint, fields, output)
+
+    def _prompt_of(
+        self, endpoint: Endpoint, key: KeyEntry, model: ModelEntry, fields: peek.Fields, headers: Headers
+    ) -> Prompt:
+        """Computed where the choice will ask for it: chains cost, and one replica is no choice."""
+        if model.routing_profile == SESSION:
+            session = next((value for name, value in headers if name == b"x-session-id"), b"")
+            return Prompt(session=session.decode("latin-1")[:SESSION_LIMIT])
+        if model.routing_profile not in ("", PREFIX) or len(self.table.current.targets_of(model)) < 2:
+            return Prompt()
+        parts = (bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None)
+        return Prompt(chain(f"{model.id}:{key.cache_scope}".encode(), parts))
+
+    async def _serve(self, call: Call, receive: Receive, client: Client) -> None:
+        """Until it is answered, or its client has left."""
         work = asyncio.create_task(self._relay.serve(call, client))
         gone = asyncio.create_task(_until_gone(receive))
         try:
@@ -188,33 +320,24 @@ class GatewayApp:
             if not work.done():
                 work.cancel()
                 await asyncio.wait((work,))
-        if not work.cancelled():
-            work.result()
-
-    async def _read_body(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
-        """Counted as it arrives; what its length claims is believed only to refuse sooner."""
-        limit = self._max_body_bytes
-        for name, value in headers:
-            if name == b"content-length" and int(value) > limit:
-                raise admission.body_too_large(limit)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise admission.body_too_large(limit)
-                    if not message.get("more_body", False):
-                        return bytes(body)
-        except TimeoutError:
-            raise admission.body_too_slow(BODY_S) from None
+        if work.cancelled():
+            raise ClientGone
+        work.result()
 
 
-class ClientGone(Exception):
-    """The client left before its request was whole: there is nobody to answer."""
+@lru_cache(maxsize=4096)
+def _read_key(text: str, pepper: bytes) -> tuple[KeyText, str]:
+    """The key and its digest. Kept for those who come again; whether it is good is asked each time."""
+    key = admission.read_key(text)
+    return key, key.digest(pepper)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own where it is harmless."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode()
+    return f"req_{secrets.token_hex(12)}"
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -222,81 +345,9 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _forwarded(headers: Headers) -> dict[str, str]:
     return {
         name.decode(): value.decode()
         for name, value in headers
         if name in _FORWARDED and value.isascii() and value.decode().isprintable()
     }
-
-
-# --- looking at a body --------------------------------------------------------------------------------------
-
-Fields = dict[str, msgspec.Raw]
-_decoder = msgspec.json.Decoder(Fields)
-
-# Bodies may be large, so they are read in depth only where these bytes say that there may be something to
-# see. A key cannot hide behind an escape: one that writes a plain letter begins like the last of these.
-_TRACES = (b"_url", b"_embeds", b"\\u00")
-
-
-def decode(body: bytes) -> Fields:
-    """The top level of a JSON object, each value as it came. The whole body is checked to be JSON on the
-    way."""
-    with _as_malformed():
-        body.decode()  # msgspec looks for bad UTF-8 only where it makes texts
-        return _decoder.decode(body)
-
-
-def look_at(fields: Fields) -> Peek:
-    parts: set[str] = set()
-    urls: list[str] = []
-    for name in ("messages", "input", "prompt"):
-        raw = fields.get(name)
-        if raw is not None and any(trace in bytes(raw) for trace in _TRACES):
-            _look_into(_value(raw), parts, urls)
-    kwargs = _value(fields.get("chat_template_kwargs"))
-    return Peek(
-        model=_value(fields.get("model")),
-        stream=_value(fields.get("stream")),
-        fields=frozenset(fields),
-        template_fields=frozenset(kwargs) if isinstance(kwargs, dict) else frozenset(),
-        part_fields=frozenset(parts),
-        media_urls=tuple(urls),
-    )
-
-
-def _value(raw: msgspec.Raw | None) -> Any:
-    if raw is None:
-        return None
-    with _as_malformed():  # half a character passes as bytes and is no text
-        return msgspec.json.decode(raw)
-
-
-@contextlib.contextmanager
-def _as_malformed() -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError:
-        raise admission.malformed("it is not UTF-8") from None
-    except RecursionError:
-        raise admission.malformed("it is nested too deeply") from None
-    except msgspec.DecodeError as error:
-        raise admission.malformed(str(error)) from None
-
-
-def _look_into(value: object, parts: set[str], urls: list[str]) -> None:
-    """Collects the names of fields and the URLs of media in parts of messages, however nested."""
-    left = [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, list):
-            left += item
-        elif isinstance(item, dict):
-            parts.update(item)
-            for name in admission.MEDIA_FIELDS & item.keys():
-                media = item[name]
-                url = media.get("url") if isinstance(media, dict) else media
-                if isinstance(url, str):
-                    urls.append(url)
-            left += item.values()

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombst
 from catalog.parts import LIMIT_KEYS, Limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation, Timeouts
 from llmgw.gateway.routing import Target
-from nodes.models import Rank, Replica, Unplaced
+from nodes.models import Gateway, Rank, Replica, Unplaced
 from nodes.protocol import CONFIGURATION, ClusterKey
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ REFRESH_S = 2.0
 """The longest that a request waits for the table to be read anew."""
 GAP_S = 0.02
 """The least time between two reads, however many requests ask for one."""
+GATEWAY_SILENCE = timedelta(seconds=6)
+"""Three heartbeats: another process that has not written for so long shares no limits."""
 SITUATION_S = 1.0
 """How old the reasons may be that waiting clients are told. They change without a new revision."""
 
@@ -94,6 +96,8 @@ class Table:
     asleep: frozenset[str] = frozenset()
     """Keys whose owners are deactivated; they are not among `keys`."""
     situations: Mapping[int, Situation] = field(default_factory=dict)
+    gateways: int = 1
+    """How many processes serve, this one too."""
 
     def now_s(self, monotonic_s: float) -> float:
         return self.clock_s + (monotonic_s - self.read_at_s)
@@ -135,7 +139,7 @@ def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
     if asleep != table.asleep or keys_there != len(table.keys) + len(asleep):
         table = replace(table, keys=_keys({}, -1), asleep=asleep)
     if revision > since or now - previous.situated_at_s >= SITUATION_S:
-        table = replace(table, situated_at_s=now, situations=_situations())
+        table = replace(table, situated_at_s=now, situations=_situations(), gateways=_gateways())
     return table
 
 
@@ -281,7 +285,7 @@ def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
     among = Key.opened.through.objects.filter(key__in=changed.filter(opens_all=False))
     for key, model in among.values_list("key_id", "model_id"):
         opened.setdefault(key, set()).add(model)
-    columns = ("pk", "digest", "expires_at", "revoked_at", "user__is_active")
+    columns = ("pk", "digest", "expires_at", "revoked_at", "user__is_active", "scope")
     for row in changed.values(*columns, "opens_all", *LIMIT_KEYS, "cache_scope"):
         keys.pop(row["pk"], None)
         if row["user__is_active"]:
@@ -290,6 +294,7 @@ def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
                 row["digest"],
                 None if row["expires_at"] is None else row["expires_at"].timestamp(),
                 is_revoked=row["revoked_at"] is not None,
+                opens_metrics=row["scope"] == Key.Scope.METRICS,
                 models=None if row["opens_all"] else frozenset(opened.get(row["pk"], ())),
                 limits=Limits(*(row[key] for key in LIMIT_KEYS)),
                 cache_scope=row["cache_scope"],
@@ -320,6 +325,12 @@ def _situations() -> dict[int, Situation]:
         now = situations.get(model, Situation())
         situations[model] = replace(now, unplaced=why, needs_edit=kind == CONFIGURATION)
     return situations
+
+
+def _gateways() -> int:
+    """Those that have written a moment ago and have not said that they stop."""
+    lately = Gateway.objects.filter(stopped_at=None, heartbeat_at__gte=Now() - GATEWAY_SILENCE)
+    return max(1, lately.count())
 
 
 class LiveTable:

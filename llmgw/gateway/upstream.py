@@ -8,65 +8,71 @@ is an EngineAway whose text finishes the sentence "the replica ...".
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from llmgw.gateway.patience import Watch
 from llmgw.gateway.routing import Target
 
-CONNECT_S = 3.0
-"""Engines are machines next door. Longer than this is an engine that is gone, and another may be tried."""
-ANSWER_S = 600.0
-"""To the first byte. A plain answer sends none until it is whole; this is how long OpenAI's clients wait,
-too."""
-IDLE_S = 300.0
-"""Between two pieces of an answer that has begun; no engine computes one token for so long."""
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which vllm and llama.cpp close an idle connection, so that none is used as it
 closes."""
+DEAD_AFTER_S, PROBE_EVERY_S = 35, 5
+"""A connection whose other end is gone without a word is ended after so long, in the middle of an answer
+too."""
 
 CLIENT_HEADERS = ("traceparent", "tracestate")
 """What of a client's headers reaches an engine."""
 
 
 class EngineAway(Exception):
-    """The replica did not answer, or stopped in the middle. `was_dropped`: it closed a connection that may
-    have been an old one, kept from an earlier request."""
+    """The replica did not answer, or stopped in the middle. `is_absent`: it took no connection, so it never
+    saw the request. `was_dropped`: it closed a connection that may have been an old one, kept from an earlier
+    request."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(_cause(error))
-        self.was_dropped = isinstance(
+        self.is_absent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        self.was_dropped = not self.is_absent and isinstance(
             error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
-        ) and not isinstance(error, aiohttp.ClientConnectorError)
+        )
 
 
 class Answer:
     """A response whose head has arrived. Its body is read once; `close` may come at any time and more than
     once."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    def __init__(self, response: aiohttp.ClientResponse, watch: Watch) -> None:
+        self._response, self._watch = response, watch
+        self._loop = asyncio.get_running_loop()
         self.status = response.status
         self.content_type = response.content_type
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; a body that ends too early raises."""
+    async def pieces(self, first_s: float, idle_s: float) -> AsyncIterator[bytes]:
+        """The body as it arrives; a body that ends too early raises, and so does one that does not begin or
+        pauses for too long. Comments, which engines send to keep a line open, are no sign of progress."""
+        content, within, clock = self._response.content, self._watch.within, self._loop.time
+        allowed_s = left_s = first_s
+        since_s = clock()
         try:
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    piece = await self._response.content.readany()
-                if not piece:
-                    return
+            while piece := await within(left_s, content.readany()):
+                if piece.startswith(b":") and b"\ndata:" not in piece:
+                    left_s = max(since_s + allowed_s - clock(), 0)
+                else:
+                    since_s, left_s, allowed_s = clock(), idle_s, idle_s
                 yield piece
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineAway(error) from error
 
-    async def read(self, limit_bytes: int) -> bytes | None:
+    async def read(self, limit_bytes: int, idle_s: float) -> bytes | None:
         """The whole body, None if it is larger than the limit."""
         body = bytearray()
-        async for piece in self.pieces():
+        async for piece in self.pieces(idle_s, idle_s):
             body += piece
             if len(body) > limit_bytes:
                 return None
@@ -88,8 +94,10 @@ class Upstream:
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=True, socket_factory=_socket
+            ),
+            timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept"),
             trust_env=False,  # a proxy in the environment is for the world outside
@@ -99,7 +107,17 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, target: Target, path: str, body: bytes, client_headers: Mapping[str, str]) -> Answer:
+    async def ask(
+        self,
+        target: Target,
+        path: str,
+        body: bytes,
+        client_headers: Mapping[str, str],
+        watch: Watch,
+        *,
+        connect_s: float,
+        first_byte_s: float,
+    ) -> Answer:
         """`path` is the gateway's, never the client's. Returns when the engine has sent its status."""
         assert self._session is not None, "start comes first"
         headers = {
@@ -108,14 +126,53 @@ class Upstream:
             "Accept-Encoding": "identity",
             **{name: client_headers[name] for name in CLIENT_HEADERS if name in client_headers},
         }
+        asking = self._session.post(
+            _url(target.origin, path),
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            timeout=_timeout(connect_s),
+        )
         try:
-            async with asyncio.timeout(ANSWER_S):
-                response = await self._session.post(
-                    _url(target.origin, path), data=body, headers=headers, allow_redirects=False
-                )
+            return Answer(await watch.within(first_byte_s, asking), watch)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineAway(error) from error
-        return Answer(response)
+
+    async def ask_briefly(
+        self, target: Target, path: str, body: bytes, *, patience_s: float, limit_bytes: int
+    ) -> bytes:
+        """A question of the gateway's own. Nothing, where no 200 comes in time or it is too large."""
+        assert self._session is not None, "start comes first"
+        headers = {"Authorization": f"Bearer {target.key}", "Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(patience_s),
+                self._session.post(
+                    _url(target.origin, path), data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                told = await response.content.read(limit_bytes + 1) if response.status == 200 else b""
+                while 0 < len(told) <= limit_bytes and (more := await response.content.readany()):
+                    told += more
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return b""
+        return told if len(told) <= limit_bytes else b""
+
+
+def _socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_EVERY_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_AFTER_S // PROBE_EVERY_S - 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _timeout(connect_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
 
 
 @lru_cache(maxsize=4096)
@@ -127,7 +184,7 @@ def _cause(error: Exception) -> str:
     """Without hosts and ports, which are nobody's business outside."""
     match error:
         case aiohttp.ConnectionTimeoutError():
-            return f"did not accept a connection within {CONNECT_S:.0f} s"
+            return "did not accept a connection in time"
         case aiohttp.ClientConnectorError():
             return "refused the connection"
         case TimeoutError():

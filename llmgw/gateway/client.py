@@ -1,0 +1,197 @@
+"""The answering side of one request: a status once, then bytes, and comments while there is nothing to say.
+
+Every answer carries what the request's passage has learned until then. A client that does not read is not
+waited for without end, since an engine's slot is held for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from llmgw.gateway import streams
+from llmgw.gateway.admission import Refused
+from llmgw.gateway.passage import Passage
+from llmgw.gateway.patience import Watch
+from llmgw.gateway.streams import Dialect
+from llmgw.gateway.surface import OPENAI, error_body
+
+_COMMON_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+def _waiting() -> str:
+    return "waiting"
+
+
+class ClientStalled(Exception):
+    """The client has stopped reading: what it was sent waits in front of it, and nothing more is taken."""
+
+
+class Client:
+    """Raises ClientStalled where what it is sent is not taken within `stall_s`."""
+
+    def __init__(
+        self,
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+        passage: Passage,
+        *,
+        stall_s: float,
+        comment_s: float,
+        shape: str = OPENAI,
+    ) -> None:
+        self._send, self._passage = send, passage
+        self._stall_s, self._comment_s = stall_s, comment_s
+        self._loop = asyncio.get_running_loop()
+        self.shape = shape
+        self.has_begun = False
+        self._watch: Watch | None = None
+        self._dialect: Dialect | None = None
+        self._words = _waiting
+        self._spoke_at_s = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._commenting: asyncio.Task[None] | None = None
+
+    def watched_by(self, watch: Watch) -> None:
+        """From now on this watch ends what is sent and not taken."""
+        self._watch = watch
+
+    async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        await self._hand_over(self._head(status, headers))
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        if is_last or self._commenting is not None:
+            await self._settle(goes_on=not is_last)
+        elif self._beat is not None:
+            self._spoke_at_s = self._loop.time()
+        await self._hand_over({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def answer(self, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.begin(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.write(body, is_last=True)
+
+    async def answer_json(self, value: object) -> None:
+        await self.answer(msgspec.json.encode(value))
+
+    async def refuse(self, refused: Refused) -> None:
+        """With a status, or as the last event of a stream that has begun."""
+        await self._settle(goes_on=False)
+        self._passage.code = refused.code
+        if not self.has_begun:
+            body = msgspec.json.encode(error_body(refused, self.shape))
+            await self.answer(body, refused.status, *refused.headers())
+        elif self._dialect is not None:
+            await self.write(self._dialect.error_event(refused), is_last=True)
+
+    # --- streams --------------------------------------------------------------------------------------------
+
+    def keep_company(self, dialect: Dialect, after_s: float, words: Callable[[], str] = _waiting) -> None:
+        """For a client that asked for a stream: whenever there was nothing to say for a while, the first time
+        after so long, it is sent a comment, which begins the stream."""
+        self._dialect, self._words = dialect, words
+        self._spoke_at_s = self._loop.time()
+        self._set_beat(after_s)
+
+    async def begin_stream(self) -> None:
+        if not self.has_begun:
+            await self.begin(200, _STREAM_HEADERS)
+
+    def close(self) -> None:
+        """Nothing comes after this, however the request ended."""
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._commenting is not None:
+            self._commenting.cancel()
+
+    async def _settle(self, *, goes_on: bool) -> None:
+        """No comment is half said after this, and none comes where nothing goes on."""
+        if self._beat is not None and not goes_on:
+            self._beat.cancel()
+            self._beat = None
+        if self._commenting is not None:
+            await self._taken(self._commenting)
+
+    def _set_beat(self, after_s: float) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        self._beat = self._loop.call_later(after_s, self._look, after_s)
+
+    def _look(self, after_s: float) -> None:
+        left_s = self._spoke_at_s + after_s - self._loop.time()
+        if left_s > 0.01:
+            self._beat = self._loop.call_later(left_s, self._look, after_s)
+            return
+        if self._commenting is None:
+            self._commenting = self._loop.create_task(self._comment())
+        self._set_beat(self._comment_s)
+
+    async def _comment(self) -> None:
+        try:
+            if not self.has_begun:
+                await self._send(self._head(200, _STREAM_HEADERS))
+            body = streams.comment(self._words())
+            self._spoke_at_s = self._loop.time()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            self._commenting = None
+
+    # --- what is sent ---------------------------------------------------------------------------------------
+
+    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> MutableMapping[str, Any]:
+        self.has_begun = True
+        self._passage.status = status
+        headers = [*_COMMON_HEADERS, *headers, *_told(self._passage)]
+        return {"type": "http.response.start", "status": status, "headers": headers}
+
+    async def _hand_over(self, message: MutableMapping[str, Any]) -> None:
+        await self._taken(self._send(message))
+
+    async def _taken(self, sending: Awaitable[None]) -> None:
+        """Waits while the server's buffer for this client is full."""
+        try:
+            if self._watch is not None:
+                await self._watch.within(self._stall_s, sending)
+                return
+            async with asyncio.timeout(self._stall_s):
+                await sending
+        except TimeoutError:
+            raise ClientStalled from None
+
+
+def _told(passage: Passage) -> list[tuple[bytes, bytes]]:
+    headers = [(b"x-request-id", passage.request_id.encode())]
+    if passage.replica:
+        headers += _served_by(passage.model, passage.replica, passage.route, passage.is_simulated)
+        headers.append((b"x-llmgw-overhead-ms", b"%.1f" % (_overhead_s(passage) * 1000)))
+    return headers
+
+
+@lru_cache(maxsize=4096)
+def _served_by(model: str, replica: str, route: str, is_simulated: bool) -> tuple[tuple[bytes, bytes], ...]:
+    told = [
+        (b"x-llmgw-model", quote(model, safe=_PLAIN).encode()),
+        (b"x-llmgw-replica", replica.encode()),
+        (b"x-llmgw-route", route.encode()),
+    ]
+    if is_simulated:
+        told.append((b"x-llmgw-simulated", b"true"))
+    return tuple(told)
+
+
+_PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
+
+
+def _overhead_s(passage: Passage) -> float:
+    """What the request has taken until now, less what its engine took and what it waited for one."""
+    now_s = monotonic()
+    engine_s = 0.0
+    if passage.sent_at_s is not None:
+        engine_s = (now_s if passage.first_byte_at_s is None else passage.first_byte_at_s) - passage.sent_at_s
+    return max(now_s - passage.begun_at_s - engine_s - passage.held_s, 0.0)

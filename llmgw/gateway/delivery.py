@@ -1,0 +1,272 @@
+"""What one engine's answer becomes for the client: passed on as a stream, passed on whole, or put together.
+
+A stream is passed on as it comes. A plain answer is passed on when it is whole and is one, so that what
+breaks off, or is something else, is never taken for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from llmgw.gateway import answers
+from llmgw.gateway.admission import Refused
+from llmgw.gateway.answers import Tokens
+from llmgw.gateway.assembly import Assembly, NotAnswered
+from llmgw.gateway.breaker import Outcome
+from llmgw.gateway.call import Call
+from llmgw.gateway.client import Client
+from llmgw.gateway.routing import Target
+from llmgw.gateway.streams import (
+    CONTENT_TYPE,
+    EVENT_LIMIT_BYTES,
+    EventStream,
+    NotAStream,
+    dialect_of,
+    model_named_in,
+    payload,
+)
+from llmgw.gateway.upstream import Answer, EngineAway
+
+log = logging.getLogger(__name__)
+
+ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
+ERROR_LIMIT_BYTES = 64 * 1024
+LOGGED_BYTES = 500
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CONTENT = {"chat": "choices", "completion": "choices", "embedding": "data"}
+"""Without which an answer of this kind says nothing."""
+
+
+class Elsewhere(Exception):
+    """This replica did not answer and nothing was passed on: another may.
+
+    The text finishes "the replica ..." in our own words, for the log; `refused` is for the client, when there
+    is no other. `outcome` is what it says of the replica. `is_misrouted`: the table led to one that knows
+    neither key nor model. `is_repeatable`: a new connection to the same one is worth a try. `is_final`: no
+    other replica of the model would do better, but another model may.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        refused: Refused,
+        *,
+        outcome: Outcome = Outcome.FAILED,
+        is_misrouted: bool = False,
+        is_repeatable: bool = False,
+        is_final: bool = False,
+    ) -> None:
+        super().__init__(cause)
+        self.refused, self.outcome = refused, outcome
+        self.is_misrouted, self.is_repeatable, self.is_final = is_misrouted, is_repeatable, is_final
+
+    @classmethod
+    def misrouted(cls, model: str, cause: str) -> Elsewhere:
+        return cls(cause, answers.misrouted(model), outcome=Outcome.NEUTRAL, is_misrouted=True)
+
+
+def away(model: str, error: EngineAway) -> Elsewhere:
+    return Elsewhere(
+        str(error),
+        answers.unreachable(model, str(error)),
+        outcome=Outcome.ABSENT if error.is_absent else Outcome.FAILED,
+        is_repeatable=error.was_dropped,
+    )
+
+
+def _unreadable(model: str, cause: str) -> Elsewhere:
+    return Elsewhere(cause, answers.unreadable(model))
+
+
+class Delivery:
+    """Of one answer to one client. `deliver` gives what the whole of it says of the replica, or raises
+    Elsewhere or Refused while nothing of the answer has been passed on."""
+
+    def __init__(
+        self, call: Call, target: Target, client: Client, *, first_byte_s: float, idle_s: float
+    ) -> None:
+        self._call, self._target, self._client = call, target, client
+        self._first_byte_s, self._idle_s = first_byte_s, idle_s
+        self._model = call.model.name
+
+    async def deliver(self, answer: Answer) -> Outcome:
+        if answer.status != 200:
+            await self._refuse_as_engine_did(answer)
+        is_stream = answer.content_type == CONTENT_TYPE
+        if self._call.is_gathered_from(self._target) and is_stream:
+            return await self._gather(answer)
+        if is_stream and self._call.wants_stream:
+            return await self._pass_stream_on(answer)
+        if is_stream or self._client.has_begun:
+            raise _unreadable(self._model, "answered in another way than it was asked to")
+        return await self._pass_on(answer)
+
+    # --- plain ----------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, answer: Answer) -> Outcome:
+        try:
+            body = await answer.read(ANSWER_LIMIT_BYTES, self._idle_s)
+        except EngineAway as error:
+            raise away(self._model, error) from error
+        if body is None:
+            raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
+        self._has_begun()
+        try:
+            fields = _fields.decode(body)
+            usage = msgspec.json.decode(fields.get("usage", b"null"))
+            named = msgspec.json.decode(fields.get("model", b"null"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _unreadable(self._model, "answered with what is no JSON object") from None
+        self._check_name(named)
+        if "error" in fields and bytes(fields["error"]) != b"null":
+            self._raise_error(body, 500)
+        needed = _CONTENT.get(self._call.endpoint.kind)
+        if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
+            raise _unreadable(self._model, "answered with nothing")
+        self._count(answers.tokens_of({"usage": usage}))
+        echo = self._call.echo_for(self._target)
+        await self._client.answer(body if echo is None else echo(body))
+        return Outcome.FINE
+
+    async def _gather(self, answer: Answer) -> Outcome:
+        stream, assembly, size = EventStream(), Assembly(), 0
+        try:
+            async for piece in answer.pieces(self._first_byte_s, self._idle_s):
+                size += len(piece)
+                if size > ANSWER_LIMIT_BYTES:
+                    raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
+                if events := stream.feed(piece):
+                    if stream.has_content:
+                        self._has_begun()
+                    assembly.feed(events)
+                if stream.error is not None:
+                    self._raise_error_event(stream.error)
+            stream.finish()
+            whole = assembly.whole()
+        except EngineAway as error:
+            raise away(self._model, error) from error
+        except (NotAStream, NotAnswered) as error:
+            raise _unreadable(self._model, str(error)) from error
+        if not stream.is_done:
+            raise Elsewhere("ended its answer unfinished", answers.unreachable(self._model, "broke off"))
+        self._check_name(whole.get("model"))
+        self._count(answers.tokens_of(whole))
+        whole["model"] = self._call.name
+        await self._client.answer(msgspec.json.encode(whole))
+        return Outcome.FINE
+
+    # --- streams --------------------------------------------------------------------------------------------
+
+    async def _pass_stream_on(self, answer: Answer) -> Outcome:
+        client, dialect = self._client, dialect_of(self._call.endpoint)
+        stream = EventStream(dialect, hides_usage=self._call.hides_usage_of(self._target))
+        echo = self._call.echo_for(self._target)
+        kept, is_passed_on, cause = b"", False, "closed the connection"
+        try:
+            async for piece in answer.pieces(self._first_byte_s, self._idle_s):
+                events = stream.feed(piece)
+                if events:
+                    if not is_passed_on:
+                        kept += events
+                        if len(kept) > EVENT_LIMIT_BYTES:
+                            raise NotAStream("comments alone")
+                        if not stream.has_content:
+                            continue
+                        self._check_name(model_named_in(kept))
+                        self._has_begun()
+                        await client.begin_stream()
+                        events, is_passed_on = kept, True
+                    await client.write(events if echo is None else echo(events))
+                if stream.error is not None:
+                    break
+        except EngineAway as error:
+            if not is_passed_on:
+                raise away(self._model, error) from error
+            cause = str(error)
+        except NotAStream:
+            cause = "sent something that is not a stream of events"
+        self._count(stream.tokens())
+        if not is_passed_on:
+            if stream.error is not None:
+                self._raise_error_event(stream.error)
+            raise Elsewhere(cause, answers.unreachable(self._model, cause))
+        rest = stream.finish()
+        if stream.error is not None:
+            error_body = payload(stream.error)
+            return await self._break_off(
+                answers.engine_error(
+                    answers.status_in(error_body), msgspec.json.encode(error_body), self._model
+                ),
+                "broke off with an error of its own",
+                is_its_fault=not answers.is_clients_fault(500, msgspec.json.encode(error_body)),
+            )
+        if not stream.is_done:
+            return await self._break_off(answers.cut_short(self._model, cause), cause)
+        await client.write(rest, is_last=True)
+        return Outcome.FINE
+
+    async def _break_off(self, refused: Refused, cause: str, *, is_its_fault: bool = True) -> Outcome:
+        log.warning("Replica %s of %s %s in the middle of a stream", self._target.replica, self._model, cause)
+        await self._client.refuse(refused)
+        return Outcome.FAILED if is_its_fault else Outcome.NEUTRAL
+
+    # --- what is no answer ----------------------------------------------------------------------------------
+
+    async def _refuse_as_engine_did(self, answer: Answer) -> None:
+        try:
+            body = await answer.read(ERROR_LIMIT_BYTES, self._idle_s) or b""
+        except EngineAway as error:
+            raise away(self._model, error) from error
+        self._raise_error(body, answer.status)
+
+    def _raise_error_event(self, event: bytes) -> None:
+        error = payload(event)
+        self._raise_error(msgspec.json.encode(error), answers.status_in(error))
+
+    def _raise_error(self, body: bytes, status: int) -> None:
+        if answers.lacks_path(status, body):
+            raise answers.path_not_served(self._model, self._call.endpoint.path)
+        if answers.is_leaving(status, body):
+            raise Elsewhere.misrouted(self._model, "takes nothing new, because it ends")
+        if answers.is_another_model(status, body):
+            cause = f"does not know its key or its model (status {status})"
+            raise Elsewhere.misrouted(self._model, cause)
+        refused = answers.engine_error(status, body, self._model)
+        if status < 500 and refused.status == status:
+            raise refused
+        if refused.status != status:
+            _log_text(self._target, body)
+        outcome = Outcome.FAILED
+        if status in (429, 503) or answers.is_clients_fault(status, body):
+            outcome = Outcome.NEUTRAL
+        raise Elsewhere(
+            f"answered {status}",
+            refused,
+            outcome=outcome,
+            is_final=status not in (502, 503, 504),
+        )
+
+    def _check_name(self, named: Any) -> None:
+        """An engine that answers as another model is not the one that the table means."""
+        if isinstance(named, str) and named != self._target.served_name:
+            raise Elsewhere.misrouted(self._model, "answered as another model")
+
+    def _has_begun(self) -> None:
+        if self._call.passage.first_byte_at_s is None:
+            self._call.passage.first_byte_at_s = monotonic()
+
+    def _count(self, tokens: Tokens) -> None:
+        passage = self._call.passage
+        passage.prompt_tokens = tokens.prompt or 0
+        passage.cached_tokens = tokens.cached or 0
+        passage.completion_tokens = tokens.completion or 0
+
+
+def _log_text(target: Target, body: bytes) -> None:
+    """An operator may need it; a client has no use for it."""
+    log.warning("Replica %s said what cannot be read: %r", target.replica, body[:LOGGED_BYTES])

@@ -1,0 +1,94 @@
+"""Keeping a request while its model has no replica that could take it: in a bounded line, up to a bound, and
+with a word to its client of what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from llmgw.gateway import admission, answers
+from llmgw.gateway.call import Call
+from llmgw.gateway.client import Client
+from llmgw.gateway.demand import DemandBook
+from llmgw.gateway.patience import Watch
+from llmgw.gateway.routing import Choice
+from llmgw.gateway.streams import dialect_of
+from llmgw.gateway.table import LiveTable
+
+WAITING_LIMIT = 256
+"""Requests that wait for one model, in this process; each holds its body in memory."""
+LOOK_AGAIN_S = 0.25
+"""How often those look again who wait for a replica that the table has and that takes no connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One request that may have to wait, more than once but not beyond `until_s`. `cause` finishes "the
+    replica ..." where one is there and does not answer."""
+
+    call: Call
+    client: Client
+    watch: Watch
+    hold_s: float
+    until_s: float
+    cause: str = ""
+
+
+class Holding:
+    def __init__(self, table: LiveTable, demand: DemandBook, *, grace_s: float, comment_s: float) -> None:
+        self._table, self._demand = table, demand
+        self._grace_s, self._comment_s = grace_s, comment_s
+
+    async def wait(self, held: Held, choose: Callable[[], Choice | None]) -> Choice:
+        """The first choice there is; the load goes on when the client does not. Raises Refused at the end of
+        the hold, and as soon as waiting is in vain."""
+        call = held.call
+        admission.check_is_on(call.model)
+        if self._demand.waiting_for(call.model.id) >= WAITING_LIMIT:
+            raise admission.too_many_waiting(call.model, WAITING_LIMIT)
+        dialect = dialect_of(call.endpoint)
+        if call.wants_stream:
+            # An early failure keeps its status; after that, comments keep the line open.
+            held.client.keep_company(dialect, self._grace_s, lambda: self._words(call))
+        begun_s = monotonic()
+        try:
+            with self._demand.waits(call.model.id):
+                return await self._wait(held, choose)
+        finally:
+            call.passage.held_s += monotonic() - begun_s
+            if call.wants_stream:
+                held.client.keep_company(dialect, self._comment_s)
+
+    async def _wait(self, held: Held, choose: Callable[[], Choice | None]) -> Choice:
+        call = held.call
+        while True:
+            changed, table = self._table.changed(), self._table.current
+            model = table.models.get(call.model.id)
+            if model is None:
+                if call.name in table.names:  # of one that was added anew under the same name
+                    raise admission.replaced(call.name)
+                raise admission.unknown_model(call.name, table.names)
+            if (choice := choose()) is not None:
+                return choice
+            admission.check_is_on(model)
+            is_there = bool(table.targets_of(model))
+            situation = table.situation_of(model)
+            if not is_there:
+                admission.check_can_be_ready(model, situation)
+            left_s = held.until_s - monotonic()
+            if left_s <= 0:
+                if is_there and held.cause:
+                    raise answers.still_away(model.name, held.cause, held.hold_s)
+                raise admission.not_ready_in_time(model, situation, held.hold_s)
+            try:
+                await held.watch.within(min(left_s, LOOK_AGAIN_S) if is_there else left_s, changed.wait())
+            except TimeoutError:
+                continue
+
+    def _words(self, call: Call) -> str:
+        table = self._table.current
+        if table.targets_of(call.model):
+            return "waiting for a replica"
+        return f"loading {admission.loading_of(table.situation_of(call.model))}"

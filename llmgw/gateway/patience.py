@@ -1,0 +1,97 @@
+"""How long a request waits for each thing, with one timer for all of its waits.
+
+A time-out of its own for every piece of a stream would cost as much as passing the piece on. Here the timer
+is set once and looks, when it goes off, whether what it was set for is long past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
+
+from llmgw.gateway.admission import Timeouts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take, where a model does not say otherwise: a replica to be there, its engine to
+    take the connection, the first byte of an answer, each further one. `stall_s` is how long a client may
+    read nothing, `grace_s` how long a stream that is held stays without a status, `comment_s` how long any
+    stream stays without a word."""
+
+    hold_s: float
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+    stall_s: float
+    grace_s: float
+    comment_s: float
+
+    def of(self, own: Timeouts) -> Patience:
+        return _patience(self, own)
+
+
+@lru_cache(maxsize=1024)
+def _patience(common: Patience, own: Timeouts) -> Patience:
+    return replace(
+        common,
+        hold_s=common.hold_s if own.hold_s is None else own.hold_s,
+        connect_s=common.connect_s if own.connect_s is None else own.connect_s,
+        first_byte_s=common.first_byte_s if own.first_byte_s is None else own.first_byte_s,
+        idle_s=common.idle_s if own.idle_s is None else own.idle_s,
+    )
+
+
+class Watch:
+    """For the task that makes it. `close` it when the task goes on to something else."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a watch is for a task"
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+        self._due_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._set_for_s = float("inf")
+        self._has_called = False
+
+    async def within(self, seconds: float, work: Awaitable[T]) -> T:
+        """What the work gives, or TimeoutError when it takes longer. The work is cancelled then."""
+        self._due_s = due_s = self._loop.time() + seconds
+        if due_s < self._set_for_s:
+            self._set(due_s)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._has_called:
+                self._has_called = False
+                if self._task.uncancel() == 0:
+                    raise TimeoutError from None
+            raise
+        finally:
+            self._due_s = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._set_for_s = at_s
+        self._timer = self._loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        self._timer, self._set_for_s = None, float("inf")
+        if self._due_s is None:
+            return
+        if self._loop.time() < self._due_s:
+            self._set(self._due_s)
+        else:
+            self._has_called = True
+            self._task.cancel()
