@@ -44,7 +44,8 @@ def as_json(value: Any) -> SafeString:
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], looks: Sequence[str] = ()) -> SafeString:
     """A small table. Cells are texts, or SafeStrings made here; `looks` are the columns' classes."""
     looks = looks or [""] * len(headings)
-    head = format_html_join("", '<th scope="col">{}</th>', ((heading,) for heading in headings))
+    columns = zip(looks, headings, strict=True)
+    head = format_html_join("", '<th scope="col" class="{}">{}</th>', columns)
     lines = [
         (
             format_html_join(

@@ -25,6 +25,7 @@ from nodes import actions, joining
 from nodes.bundle import join_line
 from nodes.models import JoinToken, Node, Rank, Replica
 from nodes.outlook import preview_plan
+from nodes.reckoning import answer, ask
 from nodes.schema import (
     describe_allow,
     describe_cordon,
@@ -37,6 +38,7 @@ from nodes.schema import (
     describe_resume,
     describe_state,
     describe_uncordon,
+    describe_usage,
 )
 from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
@@ -272,6 +274,18 @@ class ReconcilerViewSet(ViewSet):
         return Response(acting().as_dict())
 
 
+class UsageViewSet(ViewSet):
+    """What requests used."""
+
+    permission_classes = (MayDo,)
+    needs: ClassVar[Mapping[str, str]] = {"usage": "nodes.view_usage"}
+
+    @describe_usage
+    def usage(self, request: Request) -> Response:
+        check_parameters(request, ("since", "by", "key", "model"))
+        return Response(answer(ask(**request.query_params.dict()), request.user).as_dict())
+
+
 router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
@@ -279,6 +293,7 @@ router.register("join-tokens", JoinTokenViewSet)
 urls = [
     *router.urls,
     re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),
+    re_path(r"^usage/?\Z", UsageViewSet.as_view({"get": "usage"}), name="usage"),
     re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),
     *(
         re_path(rf"^reconciler/{verb}/?\Z", ReconcilerViewSet.as_view({"post": verb}))

@@ -1,4 +1,5 @@
-"""Replicas, nodes and the reconciler in the admin: what runs where and why, and what happens next.
+"""Replicas, nodes, the reconciler and usage in the admin: what runs where and why, what happens next, and who
+used what.
 
 What is shown is what was observed, or what the next pass would do; nothing here is edited. The few things an
 operator may do go through the verbs, after a confirmation.
@@ -8,5 +9,6 @@ from nodes.admin.machines import NodeAdmin
 from nodes.admin.reconciler import ClusterAdmin
 from nodes.admin.replicas import OrphanAdmin, ReplicaAdmin
 from nodes.admin.tokens import JoinTokenAdmin
+from nodes.admin.usage import UsageAdmin
 
-__all__ = ["ClusterAdmin", "JoinTokenAdmin", "NodeAdmin", "OrphanAdmin", "ReplicaAdmin"]
+__all__ = ["ClusterAdmin", "JoinTokenAdmin", "NodeAdmin", "OrphanAdmin", "ReplicaAdmin", "UsageAdmin"]
