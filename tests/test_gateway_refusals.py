@@ -179,6 +179,8 @@ def test_a_bad_body_is_refused_with_400(play: Play, body: bytes, code: str) -> N
 
 
 def test_an_image_that_is_in_the_request_passes(play: Play) -> None:
+    change(play.model, can_vision=True)
+    wait_until(lambda: play.shown("tiny")["capabilities"]["vision"], "the model to be known to see")
     body = _with_part(type="image_url", image_url={"url": "data:image/png;base64,iVBORw0KGgo="})
     assert play.send("POST", "/v1/chat/completions", body).status == 200
     assert play.engine.heard[0].body == body
