@@ -12,8 +12,10 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test import Client
 
-from catalog.actions import add_model, edit_model, remove_model
-from catalog.models import Event, Model, Name
+from catalog.actions import add_model, edit_key, edit_model, mint_key, remove_model, revoke_key
+from catalog.models import Event, Key, Model, Name
+from catalog.parts import Limits
+from catalog.reach import Reach
 from catalog.reading import CatalogError
 from catalog.source import PathFacts
 from catalog.spec import Catalog, ModelSpec
@@ -141,6 +143,58 @@ def test_a_fallback_that_is_removed_meanwhile_is_missed() -> None:
     with pytest.raises(CatalogError, match=r'^model "two": fallback "one" is not in the catalog$'):
         add(model("two", fallbacks=["one"]), remove_first)
     assert not Model.objects.exists()
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def a_key() -> Key:
+    told: dict[str, Any] = {"by": "alice", "door": "command"}
+    return mint_key("k", user=alice(), scope="inference", reach={"models": ["one"]}, **told)[0]
+
+
+def edit_reach(key: Key, patch: dict[str, Any], **how: Any) -> object:
+    return edit_key(key.pk, patch, by="bob", door="api", **how)
+
+
+def test_two_edits_of_one_key_are_both_kept_unless_each_has_read_it_before() -> None:
+    add(model("one"), alone)
+    key = a_key()
+    together = [{"concurrency": 2}, {"requests_per_minute": 60}]
+    assert at_once(*(lambda _, patch=patch: edit_reach(key, patch) for patch in together)) == ["", ""]
+    assert Key.objects.get().reach == Reach(("one",), Limits(60, 0, 2))
+    seen = Key.objects.get().revision
+    patches: list[dict[str, Any]] = [{"concurrency": 3}, {"concurrency": 4}]
+    said = at_once(*(lambda _, patch=patch: edit_reach(key, patch, expected=seen) for patch in patches))
+    assert sorted(map(bool, said)) == [False, True]
+    assert f'key "{key.pk}" was changed by bob since you read it;' in "".join(said)
+    assert Event.objects.filter(kind="key", verb="edit").count() == 3
+
+
+def test_a_key_that_is_revoked_and_edited_at_once_is_revoked() -> None:
+    add(model("one"), alone)
+    key = a_key()
+    at_once(
+        lambda _: edit_reach(key, {"concurrency": 2}),
+        lambda _: revoke_key(key.pk, by="ann", door="admin"),
+    )
+    row = Key.objects.get()
+    assert row.revoked_at is not None
+    verbs = list(Event.objects.filter(kind="key").order_by("id").values_list("verb", flat=True))
+    assert verbs in (["mint", "edit", "revoke"], ["mint", "revoke"])
+    assert (row.concurrency == 2) is ("edit" in verbs)
+
+
+def test_a_model_that_goes_while_a_key_is_to_open_it_is_in_no_list() -> None:
+    add(model("one"), alone)
+    add(model("two"), alone)
+    key = a_key()
+    at_once(
+        lambda _: edit_reach(key, {"models": ["one", "two"]}),
+        lambda _: remove_model("two", by="ann", door="admin", after_change=int),
+    )
+    assert Key.objects.get().reach == Reach(("one",))
+    assert not Model.objects.filter(name="two").exists()
 
 
 # --- through several doors at once ----------------------------------------------------------------
