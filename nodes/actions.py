@@ -140,13 +140,13 @@ def _check_empty(node: Node, here: list[Replica]) -> None:
     count = "1 replica" if len(here) == 1 else f"{len(here)} replicas"
     if not node.is_draining:
         raise NodeRefused(
-            f"{node.name} has {count}; drain it first (manage.py node_drain), then remove it.",
+            f"The node {node.name} has {count}; drain it first (manage.py node_drain), then remove it.",
             code="in_use",
         )
     if any(replica.state != Replica.State.LOST for replica in here):
         raise NodeRefused(
-            f"{node.name} is being drained and has {count} still; wait until it is empty or lost, as "
-            f"manage.py nodes tells.",
+            f"The node {node.name} is being drained and has {count} still; wait until it is empty, or lost, "
+            f"as manage.py nodes tells.",
             code="in_use",
         )
 
