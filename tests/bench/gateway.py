@@ -1,0 +1,250 @@
+"""What the gateway adds to a request and to each chunk of a stream, and what other proxies add in its place.
+
+`python -m tests.bench.gateway --peers nginx,sglang-router,litellm`. One process on one core, with keys,
+routing by prefix, accounting and metrics on, in front of eight engines that cost next to nothing and share
+another core with the clients. CPU a request and a chunk are the firmest numbers; those of time are of a
+machine that is otherwise quiet, or they say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench.load import request_of
+from tests.bench.peers import PEERS, Absent, Proxy
+from tests.bench.served import ROOT, filled, on_core, running, serving
+from tests.bench.stub_engine import MODEL
+from tests.services import free_port
+from tests.waiting import wait_until
+
+SECONDS = 5.0
+ENGINES = 8
+CONNECTIONS = 64
+STREAMS = 200
+PROMPT_BYTES = 256 * 1024
+LASTING, LEAVING = 100_000, 10_000
+
+OURS = "llmgw"
+COLUMNS = {
+    "req_per_s": "req/s",
+    "cpu_us_per_request": "CPU us/req",
+    "added_p50_us": "added p50, us",
+    "added_p99_us": "added p99, us",
+    "added_256k_p50_ms": "256 KB: added p50, ms",
+    "paced_ttfc_p50_ms": "first chunk p50, ms",
+    "cpu_us_per_chunk": "CPU us/chunk",
+    "rss_mib": "MiB",
+}
+LIMITS: Mapping[str, tuple[str, float]] = {
+    "req_per_s": ("at least", 5_000),
+    "cpu_us_per_request": ("below", 190),
+    "cpu_us_per_chunk": ("below", 40),
+    "added_p50_us": ("below", 500),
+    "added_256k_p50_ms": ("below", 3),
+    "times_litellm": ("at least", 40),
+    "growth_mib": ("below", 10),
+}
+
+
+class Bench:
+    """The clients, and what they cost the proxy."""
+
+    def __init__(self, seconds: float, streams: int, cores: tuple[int, ...]) -> None:
+        self.seconds, self.streams = seconds, streams
+        self.proxy_core = cores[-1] if len(cores) > 1 else None
+        self.other_core = cores[0] if len(cores) > 1 else None
+
+    def load(self, url: str, key: str, what: str, connections: int, **more: float) -> dict[str, float]:
+        """Raises where a request failed: a fast "no" is not to be counted."""
+        words = [url, key, MODEL, what, "--connections", str(connections)]
+        for name, value in ({"seconds": self.seconds} | more).items():
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        printed = subprocess.run(
+            on_core(self.other_core, [sys.executable, "-m", "tests.bench.load", *words]),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        saw: dict[str, float] = json.loads(printed.stdout)
+        assert saw["requests"] > 0 == saw["failed"], f"{url} failed {saw['failed']} of {what}: {saw}"
+        return saw
+
+    def throughput(self, proxy: Proxy) -> tuple[float, float]:
+        """Requests a second, and the proxy's CPU seconds for each."""
+        before_s = cpu_s(proxy.pid)
+        if (wrk := shutil.which("wrk")) is not None:
+            answered, took_s = self._wrk(wrk, proxy)
+        else:
+            saw = self.load(proxy.url, proxy.key, "requests", CONNECTIONS)
+            answered, took_s = saw["requests"], saw["seconds"]
+        return answered / took_s, (cpu_s(proxy.pid) - before_s) / answered
+
+    def _wrk(self, wrk: str, proxy: Proxy) -> tuple[float, float]:
+        """A client in C, where there is one: ours would be the slower end of some."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "@@@@@@: How are you?"}]}
+        request = request_of(proxy.key, body).decode().replace("\r\n", "\\r\\n").replace("'", "\\'")
+        program = f"""
+            local number, before, after = 0, string.match('{request}', '(.*)@@@@@@(.*)')
+            request = function()
+                number = number + 1
+                return string.format('%s%06d%s', before, number, after)
+            end
+            done = function(summary)
+                local errors = summary.errors
+                local failed = errors.connect + errors.read + errors.write + errors.status + errors.timeout
+                io.write(string.format('\\n%d %d %d\\n', summary.requests, summary.duration, failed))
+            end
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "post.lua")
+            script.write_text(program)
+            command = [wrk, "-t", "1", "-c", str(CONNECTIONS), "-d", f"{max(1, round(self.seconds))}s"]
+            printed = subprocess.run(
+                on_core(self.other_core, [*command, "-s", str(script), proxy.url]),
+                stdout=subprocess.PIPE,
+                check=True,
+                text=True,
+            )
+        answered, took_us, failed = map(int, printed.stdout.split("\n")[-2].split())
+        assert answered > 0 == failed, f"{proxy.name} failed {failed} of {answered} requests"
+        return answered, took_us / 1e6
+
+    def row(self, proxy: Proxy, direct: Mapping[str, float], lasting: int, leaving: int) -> dict[str, float]:
+        self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=min(1.0, self.seconds))  # warm-up
+        per_s, cpu = self.throughput(proxy)
+        quiet = self.latency(proxy.url, proxy.key)
+        before_s = cpu_s(proxy.pid)
+        paced = self.load(proxy.url, proxy.key, "streams", self.streams)
+        per_chunk = (cpu_s(proxy.pid) - before_s) / paced["chunks"]
+        row = {
+            "req_per_s": per_s,
+            "cpu_us_per_request": cpu * 1e6,
+            "added_p50_us": (quiet["p50_ms"] - direct["p50_ms"]) * 1e3,
+            "added_p99_us": (quiet["p99_ms"] - direct["p99_ms"]) * 1e3,
+            "added_256k_p50_ms": quiet["large_p50_ms"] - direct["large_p50_ms"],
+            "paced_ttfc_p50_ms": paced["first_p50_ms"],
+            "cpu_us_per_chunk": per_chunk * 1e6,
+            "rss_mib": rss_mib(proxy.pid),
+        }
+        if proxy.name == OURS and lasting:
+            # What it keeps by design, it has by now: a tenth of all is for getting there.
+            self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=3_600, limit=lasting // 10)
+            settled = rss_mib(proxy.pid)
+            self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=3_600, limit=lasting)
+            self.load(proxy.url, proxy.key, "leave", CONNECTIONS, seconds=3_600, limit=leaving)
+            row["growth_mib"] = rss_mib(proxy.pid) - settled
+        return row
+
+    def latency(self, url: str, key: str) -> dict[str, float]:
+        """Of one request at a time."""
+        small = self.load(url, key, "requests", 1)
+        large = self.load(url, key, "requests", 1, prompt_bytes=PROMPT_BYTES, limit=300)
+        return small | {"large_p50_ms": large["p50_ms"]}
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def cpu_s(pid: int) -> float:
+    """Used so far by a process and those it started."""
+    return sum(sum(each.cpu_times()[:2]) for each in _family(pid))
+
+
+def rss_mib(pid: int) -> float:
+    return float(sum(each.memory_info().rss for each in _family(pid)) / 2**20)
+
+
+@contextlib.contextmanager
+def engines(core: int | None) -> Iterator[list[int]]:
+    """The ports that they listen on."""
+    ports = [free_port() for _ in range(ENGINES)]
+    command = [sys.executable, "-m", "tests.bench.stub_engine", *map(str, ports)]
+    with tempfile.TemporaryFile() as log, running(command, core=core, log=log):
+        wait_until(lambda: os.pread(log.fileno(), 100, 0) == b"listening\n", "the engines to listen")
+        yield ports
+
+
+@contextlib.contextmanager
+def ours(ports: Sequence[int], core: int | None) -> Iterator[Proxy]:
+    with filled({MODEL: "prefix"}, ports) as catalog, serving(catalog, core=core) as served:
+        yield Proxy(OURS, served.url, served.key, served.pid)
+
+
+def measure(bench: Bench, peers: Sequence[str], lasting: int, leaving: int) -> dict[str, Any]:
+    starters: dict[str, Callable[[Sequence[int], int | None], AbstractContextManager[Proxy]]] = {OURS: ours}
+    rows: dict[str, dict[str, float]] = {}
+    absent: dict[str, str] = {}
+    with engines(bench.other_core) as ports:
+        direct = bench.latency(f"http://127.0.0.1:{ports[0]}", "none")
+        for name, starter in (starters | {peer: PEERS[peer] for peer in peers}).items():
+            with ExitStack() as stack:
+                try:
+                    proxy = stack.enter_context(starter(ports, bench.proxy_core))
+                except Absent as why:
+                    absent[name] = str(why)
+                    continue
+                rows[name] = bench.row(proxy, direct, lasting, leaving)
+    if "litellm" in rows:
+        rows[OURS]["times_litellm"] = rows[OURS]["req_per_s"] / rows["litellm"]["req_per_s"]
+    return {"rows": rows, "verdicts": verdicts(rows[OURS]), "absent": absent}
+
+
+def verdicts(row: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Of the limits that something was measured for."""
+    found = {}
+    for name, (kind, limit) in LIMITS.items():
+        if name in row:
+            is_met = row[name] >= limit if kind == "at least" else row[name] < limit
+            found[name] = {"value": row[name], "limit": f"{kind} {limit:g}", "met": is_met}
+    return found
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    print("| proxy | " + " | ".join(COLUMNS.values()) + " |")
+    print("|---" * (len(COLUMNS) + 1) + "|")
+    for name, row in found["rows"].items():
+        print(f"| {name} | " + " | ".join(_short(row[column]) for column in COLUMNS) + " |")
+    for name, verdict in found["verdicts"].items():
+        print(f"{name}: {_short(verdict['value'])} ({verdict['limit']}: {'yes' if verdict['met'] else 'NO'})")
+    for why in found["absent"].values():
+        print(f"Not measured: {why}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.gateway", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--peers", default="", metavar="NAME,...", help=f"among {', '.join(PEERS)}")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each measurement of a row")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="that are read at once")
+    parser.add_argument("--lasting", type=int, default=LASTING, help="requests after which memory is flat")
+    parser.add_argument("--leaving", type=int, default=LEAVING, help="clients that leave on top of those")
+    options = parser.parse_args(words)
+    peers = [name for name in options.peers.split(",") if name]
+    if unknown := [name for name in peers if name not in PEERS]:
+        parser.error(f"{unknown[0]!r} is no peer; there are {', '.join(PEERS)}.")
+    bench = Bench(options.seconds, options.streams, tuple(sorted(os.sched_getaffinity(0))))
+    found = measure(bench, peers, options.lasting, options.leaving)
+    print(json.dumps(found, indent=2)) if options.json else _print_table(found)
+
+
+if __name__ == "__main__":
+    main()
