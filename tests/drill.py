@@ -152,6 +152,7 @@ class Drill:
             f"{count} of {model} to be ready",
             tell=self.story,
             timeout_s=timeout_s,
+            every_s=0.2,
         )
 
     def wait_until_routed(self, count: int) -> None:
