@@ -32,6 +32,7 @@ from pytest_django import DjangoDbBlocker
 
 from catalog.keys import KeyText
 from catalog.models import Key, Model, Name, Profile, Revision
+from llmgw.wire import BoundedProtocol
 from nodes.models import Node, Rank, Replica
 from tests.waiting import wait_until
 
@@ -70,7 +71,7 @@ class Web:
             host="127.0.0.1",
             port=0,
             loop="uvloop",
-            http="httptools",
+            http=BoundedProtocol,
             log_config=None,
             lifespan="on",
         )

@@ -1,0 +1,290 @@
+"""What comes over the wire and is no ordinary request: it is answered or ended, in bounded time and room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+from pytest_django import DjangoDbBlocker
+
+from llmgw.wire import BoundedProtocol
+from tests.stage import MESSAGES, Play, never, playing_for_many
+from tests.waiting import wait_until
+
+BODY_S = 1.0
+BODY_BYTES, HELD_BYTES = 1_000_000, 2_500_000
+IDLE_CONNECTIONS = 300
+MIB = 1024 * 1024
+
+pytestmark = pytest.mark.lasting_database
+
+
+@pytest.fixture(scope="module")
+def all_plays(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Play]:
+    with playing_for_many(
+        django_db_blocker,
+        LLMGW_BODY_S=BODY_S,
+        LLMGW_MAX_BODY_BYTES=BODY_BYTES,
+        LLMGW_MAX_HELD_BYTES=HELD_BYTES,
+    ) as play:
+        yield play
+
+
+@pytest.fixture
+def play(all_plays: Play) -> Play:
+    return all_plays.begin_anew()
+
+
+def _chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
+
+
+def _read(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """One answer, or what there is of it when the connection ends: its status, headers and body."""
+    data = b""
+    while b"\r\n\r\n" not in data and (more := connection.recv(1 << 16)):
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    length = int(headers.get("content-length", 0))
+    while len(body) < length and (more := connection.recv(1 << 16)):
+        body += more
+    return int(first.split()[1]), headers, body
+
+
+def _has_answer(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+def _code(body: bytes) -> str:
+    code: str = json.loads(body)["error"]["code"]
+    return code
+
+
+def _is_served(play: Play) -> bool:
+    with play.web.connection() as connection:
+        connection.sendall(play.request(_chat()))
+        return _read(connection)[0] == 200
+
+
+# --- headers ------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_hears_nothing_that_belongs_to_the_connection_or_the_client(play: Play) -> None:
+    body = _chat()
+    with play.web.connection() as connection:
+        connection.sendall(
+            play.request(
+                body,
+                b"Content-Length: %d" % len(body),
+                b"Connection: keep-alive, X-Secret",
+                b"Keep-Alive: timeout=5",
+                b"Proxy-Authorization: Basic YTpi",
+                b"TE: trailers",
+                b"X-Secret: mine",
+                b"X-Forwarded-For: 10.0.0.1",
+                b"Cookie: session=mine",
+                b"Accept-Encoding: gzip",
+                b"Content-Type: text/plain",
+                b"Traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            )
+        )
+        assert _read(connection)[0] == 200
+    (heard,) = play.engine.heard
+    told = {name.lower(): value for name, value in heard.headers.items()}
+    assert set(told) <= {
+        *("host", "authorization", "content-type", "content-length", "accept-encoding", "traceparent"),
+        *("connection", "accept"),
+    }
+    assert told["accept-encoding"] == "identity"
+    assert told["content-type"] == "application/json"
+    assert told["host"] != "localhost"
+    assert play.key not in told["authorization"]
+
+
+@pytest.mark.parametrize("ends", [b"\r\n", b"\n"], ids=["CR LF", "LF"])
+@pytest.mark.parametrize("name", [b"X-Request-Id", b"Traceparent", b"X-Session-Id"])
+def test_a_header_cannot_smuggle_in_another(play: Play, name: bytes, ends: bytes) -> None:
+    """What comes after a line's end is a header of its own, or makes the request a bad one."""
+    body = _chat()
+    with play.web.connection() as connection:
+        injected = name + b": a" + ends + b"X-Injected: yes"
+        connection.sendall(play.request(body, b"Content-Length: %d" % len(body), injected))
+        status, headers, _ = _read(connection)
+    assert status in (200, 400)
+    assert "x-injected" not in headers
+    assert all("X-Injected" not in heard.headers for heard in play.engine.heard)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        pytest.param(b"X-More: " + b"a" * 8_000 + b"\r\n", id="many headers"),
+        pytest.param(b"a" * 8_000, id="one header"),
+    ],
+)
+def test_headers_without_end_are_refused(play: Play, piece: bytes) -> None:
+    """A server that kept them all would be filled by one client."""
+    with play.web.connection() as connection:
+        connection.sendall(play.request(b"", b"X-First: a").removesuffix(b"\r\n\r\n") + b"\r\nX-Second: a")
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for _ in range(1_000):
+                connection.sendall(piece)
+                if _has_answer(connection):
+                    assert b" 431 " in connection.recv(100)
+                    break
+            else:
+                pytest.fail("8 MB of headers were taken")
+    assert _is_served(play)
+
+
+class _Hasty(BoundedProtocol):
+    head_s = 0.3
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[tuple[str, int]]:
+    """A server that waits for nobody's headers."""
+    config = uvicorn.Config(
+        _hello, host="127.0.0.1", port=0, loop="uvloop", http=_Hasty, lifespan="off", log_config=None
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, "the server to start")
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(10)
+
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        pytest.param(b"", 0, id="nothing"),
+        pytest.param(b"GET / HT", 0, id="half a line"),
+        pytest.param(WHOLE[:-2], 0, id="headers without their end"),
+        pytest.param(WHOLE + WHOLE[:-2], 1, id="half a second request"),
+    ],
+)
+def test_headers_that_do_not_come_are_not_waited_for(
+    hasty: tuple[str, int], said: bytes, answers: int
+) -> None:
+    with socket.create_connection(hasty, timeout=10) as connection:
+        begun_s = monotonic()
+        connection.sendall(said)
+        data = b""
+        while more := connection.recv(1 << 16):
+            data += more
+    assert data.count(b"200 OK") == answers
+    assert monotonic() - begun_s < 4, (
+        "uvicorn alone would keep it for 5 s after an answer, and without end before"
+    )
+
+
+def test_a_connection_that_goes_on_is_kept(hasty: tuple[str, int]) -> None:
+    begun_s = monotonic()
+    with socket.create_connection(hasty, timeout=10) as connection:
+        while monotonic() < begun_s + 2 * _Hasty.head_s:
+            connection.sendall(WHOLE[:20])
+            connection.sendall(WHOLE[20:])
+            assert _read(connection)[0] == 200
+
+
+# --- bodies -------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(play: Play) -> None:
+    with play.web.connection() as connection:
+        connection.sendall(play.request(b'{"model"', b"Content-Length: 100"))
+        begun_s = monotonic()
+        status, headers, body = _read(connection)
+        assert BODY_S * 0.5 < monotonic() - begun_s < BODY_S + 5
+        assert (status, _code(body), headers["connection"]) == (408, "body_too_slow", "close")
+        assert connection.recv(1) == b"", "the connection is of no more use"
+
+
+def test_a_hundred_megabytes_are_refused_while_they_come(play: Play) -> None:
+    before = psutil.Process().memory_info().rss
+    with play.web.connection() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(play.request(b"", b"Transfer-Encoding: chunked"))
+        for _ in range(100):
+            connection.sendall(b"100000\r\n" + b" " * MIB + b"\r\n")
+            if _has_answer(connection):
+                break
+    assert psutil.Process().memory_info().rss - before < 40 * MIB
+    assert not play.engine.heard
+    assert _is_served(play)
+
+
+def test_all_bodies_together_are_bounded_and_their_room_is_given_back(play: Play) -> None:
+    """Half a body holds room, and so does one that waits for its engine; leaving gives it back."""
+    play.engine.script = never
+    with contextlib.ExitStack() as stack:
+        waiting, half = (stack.enter_context(play.web.connection()) for _ in range(2))
+        big = _chat(user="x" * 900_000)
+        waiting.sendall(play.request(big))
+        wait_until(lambda: play.engine.heard, "the engine to be asked")
+        half.sendall(play.request(b"x" * 900_000, b"Content-Length: 999999"))
+
+        def refusal() -> str:
+            with play.web.connection() as third:
+                third.sendall(play.request(_chat(model="nobody", user="x" * 900_000)))
+                return _code(_read(third)[2])
+
+        wait_until(lambda: refusal() == "out_of_room", "the room to be full")
+    wait_until(lambda: refusal() == "model_not_found", "the room to be given back")
+
+
+def test_http_1_0_is_answered_and_its_connection_ended(play: Play) -> None:
+    body = _chat()
+    head = play.request(body).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    with play.web.connection() as connection:
+        connection.sendall(head)
+        status, _, answer = _read(connection)
+        assert (status, json.loads(answer)["object"]) == (200, "chat.completion")
+        assert connection.recv(1) == b""
+
+
+def test_requests_sent_one_behind_the_other_are_answered_in_turn(play: Play) -> None:
+    with play.web.connection() as connection:
+        connection.sendall(play.request(_chat(model="nobody")) + play.request(_chat()))
+        data = b""
+        while data.count(b"HTTP/1.1 ") < 2 or b"chat.completion" not in data:
+            data += connection.recv(1 << 16)
+    assert re.findall(rb"HTTP/1.1 (\d+)", data) == [b"404", b"200"]
+
+
+def test_idle_connections_cost_little_and_keep_nobody_out(play: Play) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    before = psutil.Process().memory_info().rss
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(IDLE_CONNECTIONS):
+                idle = stack.enter_context(play.web.connection())
+                idle.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+            assert _is_served(play)
+            assert psutil.Process().memory_info().rss - before < IDLE_CONNECTIONS * 100_000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert _is_served(play)
