@@ -106,38 +106,42 @@ async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
     await _refuse(send, 413, "too_large", sentence, (b"connection", b"close"))
 
 
+def make_gateway() -> GatewayApp:
+    """As the settings say, for the loop that runs now."""
+    return GatewayApp(
+        pepper=settings.LLMGW_KEY_PEPPER,
+        cluster_keys=settings.LLMGW_CLUSTER_KEYS,
+        wake=wake,
+        patience=Patience(
+            hold_s=settings.LLMGW_HOLD_S,
+            connect_s=settings.LLMGW_CONNECT_S,
+            first_byte_s=settings.LLMGW_FIRST_BYTE_S,
+            idle_s=settings.LLMGW_IDLE_S,
+            stall_s=settings.LLMGW_STALL_S,
+            grace_s=settings.LLMGW_GRACE_S,
+            comment_s=settings.LLMGW_COMMENT_S,
+        ),
+        bodies=Bodies(
+            max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
+            max_held_bytes=settings.LLMGW_MAX_HELD_BYTES,
+            body_s=settings.LLMGW_BODY_S,
+        ),
+        media_hosts=settings.LLMGW_MEDIA_HOSTS,
+        redis_url=settings.REDIS_URL,
+        poll_s=settings.LLMGW_TABLE_POLL_S,
+        is_plain_http_allowed=settings.LLMGW_PLAIN_HTTP,
+        is_host_allowed=_is_host_allowed,
+        access_log="" if settings.LLMGW_ACCESS_LOG == "off" else settings.LLMGW_ACCESS_LOG,
+        flush_s=settings.LLMGW_USAGE_FLUSH_S,
+    )
+
+
 async def _live(receive: Receive, send: Send) -> None:
     global _gateway, _probes
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
-            # Made here, because it belongs to the loop that runs now.
-            _gateway = GatewayApp(
-                pepper=settings.LLMGW_KEY_PEPPER,
-                cluster_keys=settings.LLMGW_CLUSTER_KEYS,
-                wake=wake,
-                patience=Patience(
-                    hold_s=settings.LLMGW_HOLD_S,
-                    connect_s=settings.LLMGW_CONNECT_S,
-                    first_byte_s=settings.LLMGW_FIRST_BYTE_S,
-                    idle_s=settings.LLMGW_IDLE_S,
-                    stall_s=settings.LLMGW_STALL_S,
-                    grace_s=settings.LLMGW_GRACE_S,
-                    comment_s=settings.LLMGW_COMMENT_S,
-                ),
-                bodies=Bodies(
-                    max_body_bytes=settings.LLMGW_MAX_BODY_BYTES,
-                    max_held_bytes=settings.LLMGW_MAX_HELD_BYTES,
-                    body_s=settings.LLMGW_BODY_S,
-                ),
-                media_hosts=settings.LLMGW_MEDIA_HOSTS,
-                redis_url=settings.REDIS_URL,
-                poll_s=settings.LLMGW_TABLE_POLL_S,
-                is_plain_http_allowed=settings.LLMGW_PLAIN_HTTP,
-                is_host_allowed=_is_host_allowed,
-                access_log="" if settings.LLMGW_ACCESS_LOG == "off" else settings.LLMGW_ACCESS_LOG,
-                flush_s=settings.LLMGW_USAGE_FLUSH_S,
-            )
+            _gateway = make_gateway()
             await _gateway.start()
             _probes = Probes(_gateway, is_draining=lambda: _draining.has_begun)
             _draining.listen(settings.LLMGW_LINGER_S)

@@ -1,4 +1,4 @@
-"""Which address leads to which door. /v1/ is not here: `llmgw/asgi.py` sends it to the gateway."""
+"""Which address leads to which door. /v1/ and what watches a process are not here: see `llmgw/asgi.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from django.contrib import admin
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path, re_path
-from django.views.decorators.http import require_safe
 from django.views.generic import RedirectView
 from drf_spectacular.utils import extend_schema
 from rest_framework.decorators import api_view
@@ -21,12 +20,6 @@ from llmgw.docs import show_docs, show_schema
 from nodes.api import router as nodes_router
 from nodes.api import urls as nodes_urls
 from nodes.machines import urls as machines_urls
-
-
-@require_safe
-def healthz(request: HttpRequest) -> HttpResponse:
-    """This process answers. Open to all, and says nothing else."""
-    return HttpResponse("ok\n", content_type="text/plain")
 
 
 @extend_schema(exclude=True)
@@ -57,7 +50,6 @@ def handler500(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
-    path("healthz", healthz),
     path("admin/", admin.site.urls),
     re_path("^api/?$", what_rest_serves),
     re_path("^api/schema/?$", show_schema, name="schema"),

@@ -19,8 +19,9 @@ from tests.fake_agent import FakeAgent, joining
 
 def pytest_configure() -> None:
     """Passwords are hashed in a moment, not in the third of a second that keeps guessers busy. A hub is asked
-    each time: what one test's hub said is nothing to the next, which may have its port. One example of
-    Hypothesis' may take long: other tests run beside it."""
+    each time: what one test's hub said is nothing to the next, which may have its port. Requests are not told
+    of on stdout, which is pytest's. One example of Hypothesis' may take long: other tests run beside it."""
+    settings.LLMGW_ACCESS_LOG = "off"
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     settings.LLMGW_HUB_CACHE_S = 0
     trials.register_profile("busy machine", deadline=None)

@@ -432,13 +432,6 @@ def test_the_root_leads_to_the_admin_and_its_login(client: Client) -> None:
     assert "llmgw" in answer.content.decode()
 
 
-def test_healthz_is_open_and_reads_nothing(client: Client) -> None:
-    with CaptureQueriesContext(connection) as seen:
-        answer = client.get("/healthz")
-    assert (answer.status_code, answer.content, len(seen)) == (200, b"ok\n", 0)
-    assert client.post("/healthz").status_code == 405
-
-
 def test_every_kind_of_refusal_has_one_form() -> None:
     context = {"view": None, "request": None}
     for problem, status in ((Throttled(wait=2.5), 429), (APIException(), 500), (PermissionDenied(), 403)):

@@ -89,6 +89,10 @@ class GatewayApp:
         self._tokens = TokenCounter(self._upstream)
         self._relay = Relay(self.table, self.demand, self._upstream, patience)
 
+    @property
+    def is_redis_away(self) -> bool:
+        return self._limits.is_redis_away
+
     async def start(self) -> None:
         await self._upstream.start()
         await self.table.start()

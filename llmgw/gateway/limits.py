@@ -108,6 +108,10 @@ class Limiter:
         if self._shared is not None:
             await self._shared.stop()
 
+    @property
+    def is_redis_away(self) -> bool:
+        return self._shared is not None and self._shared.is_away
+
     async def take(self, key: KeyEntry, model: ModelEntry, tokens: int) -> Lease:
         """For a request whose prompt has at least so many tokens. Raises Refused where a limit is reached;
         nothing is held then, though a request that was refused may count among its minute's."""
@@ -182,7 +186,7 @@ class _Shared:
         self._ended: deque[tuple[str, str, int]] = deque()
         self._has_ended = asyncio.Event()
         self._renewed_at_s = monotonic()
-        self._is_away = self._is_stopping = False
+        self.is_away = self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -198,7 +202,7 @@ class _Shared:
 
     async def take(self, scopes: Sequence[Scope], tokens: int) -> str:
         """The name under which the concurrency was taken; empty while Redis is away. Raises Refused."""
-        if self._is_away:
+        if self.is_away:
             return ""
         member = self._new_member()
         taken: list[str] = []
@@ -255,7 +259,7 @@ class _Shared:
             if not self._held[name]:
                 del self._held[name]
             self._ended.append((name, member, 0))
-        if not self._is_away:
+        if not self.is_away:
             self._has_ended.set()
 
     # --- beside the requests --------------------------------------------------------------------------------
@@ -272,13 +276,13 @@ class _Shared:
             except _AWAY as error:
                 self._miss(error)
             else:
-                if self._is_away:
+                if self.is_away:
                     log.warning("Redis is back: limits are kept to by all processes together again.")
-                self._is_away = False
+                self.is_away = False
 
     async def _settle(self) -> None:
         """Gives back what has ended, and holds on to what has not."""
-        if self._is_away:
+        if self.is_away:
             await self._redis.ping()
         while self._ended:
             name, member, tokens = self._ended[0]
@@ -287,17 +291,17 @@ class _Shared:
             else:
                 await self._minutes.hit(PerMinute(2**53), TOKENS, name, cost=tokens)
             self._ended.popleft()
-        if self._is_away or monotonic() - self._renewed_at_s >= RENEW_S:
+        if self.is_away or monotonic() - self._renewed_at_s >= RENEW_S:
             for name, members in [*self._held.items()]:
                 await self._renew(_running(name), [LEASE_S, *members])
             self._renewed_at_s = monotonic()
 
     def _miss(self, error: BaseException) -> None:
-        if not self._is_away:
+        if not self.is_away:
             log.warning(
                 "Redis is away, and each process keeps to its share of every limit: %s", error or "no answer"
             )
-        self._is_away = True
+        self.is_away = True
 
 
 def _running(name: str) -> list[str]:

@@ -46,11 +46,12 @@ class Probes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] not in ("GET", "HEAD"):
-                raise admission.wrong_method(scope["method"], scope["path"], "GET")
             if scope["path"] == "/metrics":
                 self._gateway.check_way(scope)
                 await self._gateway.authenticate(scope["headers"], for_metrics=True)
+            if scope["method"] not in ("GET", "HEAD"):
+                raise admission.wrong_method(scope["method"], scope["path"], "GET")
+            if scope["path"] == "/metrics":
                 await _answer(send, 200, await self._metrics(), CONTENT_TYPE)
             elif scope["path"] == "/readyz":
                 status, sentence = self.readiness()
@@ -69,7 +70,11 @@ class Probes:
         if table.current.revision < 0:
             return 503, "The routing table has not been read yet, because the database does not answer."
         serving = f"Serving from a table {monotonic() - table.current.read_at_s:.0f} s old"
-        return 200, f"{serving}." if table.is_fresh() else f"{serving}, the database is away."
+        if not table.is_fresh():
+            serving += ", the database is away"
+        if self._gateway.is_redis_away:
+            serving += ", Redis is away and limits are kept by each process's share"
+        return 200, f"{serving}."
 
     async def _metrics(self) -> bytes:
         if self._reading is None and monotonic() - self._read_at_s >= FIGURES_S:

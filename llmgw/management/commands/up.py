@@ -80,6 +80,8 @@ class Command(BaseCommand):
             environment = {
                 **os.environ,
                 "LLMGW_PLAIN_HTTP": "1",
+                "LLMGW_DRAIN_S": str(STOP_S // 2),
+                "LLMGW_LINGER_S": "0.1",
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONWARNINGS": "ignore:You're running the worker with superuser",  # it speaks JSON only
             }
@@ -162,10 +164,8 @@ def _free_port(first: int) -> int:
 def _programs(port: int, agent_port: int, identity: Path, agent_state: Path) -> dict[str, list[str]]:
     return {
         "web": [
-            *(sys.executable, "-m", "uvicorn", "llmgw.asgi:application"),
-            *("--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--http", "httptools"),
-            *("--log-level", "warning", "--no-access-log", "--no-server-header", "--no-proxy-headers"),
-            *("--timeout-graceful-shutdown", str(STOP_S // 2)),
+            *(sys.executable, str(settings.BASE_DIR / "manage.py"), "web", "--direct"),
+            *("--host", "127.0.0.1", "--port", str(port)),
         ],
         "worker": [
             *(sys.executable, "-m", "celery", "--app", "llmgw", "--quiet", "worker", "--beat"),
