@@ -9,10 +9,11 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
-from django.conf import settings
+from django.conf import settings as django_settings
 
 from nodes.models import Replica
 from tests.services import free_port
@@ -29,7 +30,7 @@ class Sim:
 
     def __init__(self, port: int, replica: Replica) -> None:
         self.port = port
-        self.key = settings.LLMGW_CLUSTER_KEYS[0].replica_key(str(replica.pk), replica.generation)
+        self.key = django_settings.LLMGW_CLUSTER_KEYS[0].replica_key(str(replica.pk), replica.generation)
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "nodes.agent.sim", "--model", "sim", "--port", str(port)),
@@ -53,7 +54,8 @@ class Sim:
 
 
 @pytest.fixture
-def play() -> Iterator[Play]:
+def play(settings: Any) -> Iterator[Play]:
+    settings.LLMGW_HOLD_S = 1
     with playing() as play:
         yield play
 
@@ -61,7 +63,7 @@ def play() -> Iterator[Play]:
 @pytest.fixture
 def sim(play: Play) -> Iterator[Sim]:
     engine = Engine(saying(500, {}), port=free_port())
-    replica = make_replica(make_model("sim"), engine, state="starting")
+    replica = make_replica(make_model("sim", can_embeddings=True), engine, state="starting")
     sim = Sim(engine.port, replica)
     try:
         wait_until(sim.is_up, "the sim engine to answer", timeout_s=20)
@@ -111,4 +113,5 @@ def test_a_killed_engine_cuts_its_streams_visibly(play: Play, sim: Sim) -> None:
         with pytest.raises(openai.APIError, match="ends unfinished"):
             list(stream)
     refusal = play.refused(model="sim")
-    assert (refusal.status, refusal.body["code"]) == (502, "engine_unreachable")
+    assert (refusal.status, refusal.body["code"]) == (503, "unavailable")
+    assert "its replica refused the connection" in refusal.body["message"]

@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.db import transaction
 
 from catalog.models import Model, Revision, Tombstone, database_now
-from llmgw.gateway.relay import WAITING_LIMIT
+from llmgw.gateway.holding import WAITING_LIMIT
 from nodes.models import Demand, Gateway, Unplaced
 from tests.stage import MESSAGES, Play, change, make_model, make_replica, playing
 from tests.waiting import wait_until
