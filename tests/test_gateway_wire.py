@@ -19,7 +19,8 @@ import uvicorn
 from pytest_django import DjangoDbBlocker
 
 from llmgw.wire import BoundedProtocol
-from tests.stage import MESSAGES, Play, never, playing_for_many
+from nodes.models import Demand
+from tests.stage import MESSAGES, Play, make_model, never, playing_for_many
 from tests.waiting import wait_until
 
 BODY_S = 1.0
@@ -253,6 +254,21 @@ def test_all_bodies_together_are_bounded_and_their_room_is_given_back(play: Play
 
         wait_until(lambda: refusal() == "out_of_room", "the room to be full")
     wait_until(lambda: refusal() == "model_not_found", "the room to be given back")
+
+
+def test_bodies_that_wait_for_a_model_leave_room_for_others(play: Play) -> None:
+    asleep = make_model("asleep-1", low=0)
+    play.wait_until_known(asleep.name, "on_demand")
+    with play.web.connection() as waiting:
+        waiting.sendall(play.request(_chat(model=asleep.name, user="x" * 900_000)))
+        wait_until(lambda: Demand.objects.filter(model=asleep, waiting=1), "the request to wait")
+        with play.web.connection() as second:
+            second.sendall(play.request(_chat(model=asleep.name, user="x" * 900_000)))
+            status, headers, body = _read(second)
+        assert (status, _code(body), "retry-after" in headers) == (503, "too_many_waiting", True)
+        with play.web.connection() as other:
+            other.sendall(play.request(_chat(user="x" * 900_000)))
+            assert _read(other)[0] == 200
 
 
 def test_http_1_0_is_answered_and_its_connection_ended(play: Play) -> None:

@@ -87,7 +87,9 @@ class GatewayApp:
         self._limits = Limiter(redis_url, processes=lambda: self.table.current.gateways)
         self._upstream = Upstream()
         self._tokens = TokenCounter(self._upstream)
-        self._relay = Relay(self.table, self.demand, self._upstream, patience)
+        # Those that wait leave room for those that are served.
+        room_bytes = bodies.max_held_bytes // 2
+        self._relay = Relay(self.table, self.demand, self._upstream, patience, room_bytes=room_bytes)
 
     @property
     def is_redis_away(self) -> bool:

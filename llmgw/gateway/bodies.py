@@ -31,7 +31,8 @@ class Room:
 
 class Bodies:
     def __init__(self, *, max_body_bytes: int, max_held_bytes: int, body_s: float) -> None:
-        self._max_body_bytes, self._max_held_bytes, self._body_s = max_body_bytes, max_held_bytes, body_s
+        self.max_held_bytes = max_held_bytes
+        self._max_body_bytes, self._body_s = max_body_bytes, body_s
         self.held_bytes = 0
 
     @contextmanager
@@ -59,7 +60,7 @@ class Bodies:
                     piece = message.get("body", b"")
                     if room.size + len(piece) > limit:
                         raise admission.body_too_large(limit)
-                    admission.check_room(len(piece), self.held_bytes, self._max_held_bytes)
+                    admission.check_room(len(piece), self.held_bytes, self.max_held_bytes)
                     self.held_bytes += len(piece)
                     room.size += len(piece)
                     pieces.append(piece)

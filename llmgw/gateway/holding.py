@@ -37,9 +37,14 @@ class Held:
 
 
 class Holding:
-    def __init__(self, table: LiveTable, demand: DemandBook, *, grace_s: float, comment_s: float) -> None:
+    """`room_bytes` is for the bodies of all requests that wait in this process."""
+
+    def __init__(
+        self, table: LiveTable, demand: DemandBook, *, grace_s: float, comment_s: float, room_bytes: int
+    ) -> None:
         self._table, self._demand = table, demand
         self._grace_s, self._comment_s = grace_s, comment_s
+        self._room_bytes, self._held_bytes = room_bytes, 0
 
     async def wait(self, held: Held, choose: Callable[[], Choice | None]) -> Choice:
         """The first choice there is; the load goes on when the client does not. Raises Refused at the end of
@@ -48,15 +53,19 @@ class Holding:
         admission.check_is_on(call.model)
         if self._demand.waiting_for(call.model.id) >= WAITING_LIMIT:
             raise admission.too_many_waiting(call.model, WAITING_LIMIT)
+        size = len(call.body)
+        admission.check_waiting_room(call.model, size, self._held_bytes, self._room_bytes)
         dialect = dialect_of(call.endpoint)
         if call.wants_stream:
             # An early failure keeps its status; after that, comments keep the line open.
             held.client.keep_company(dialect, self._grace_s, lambda: self._words(call))
         begun_s = monotonic()
+        self._held_bytes += size
         try:
             with self._demand.waits(call.model.id):
                 return await self._wait(held, choose)
         finally:
+            self._held_bytes -= size
             call.passage.held_s += monotonic() - begun_s
             if call.wants_stream:
                 held.client.keep_company(dialect, self._comment_s)

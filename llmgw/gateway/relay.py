@@ -52,9 +52,23 @@ class Budget:
 
 
 class Relay:
-    def __init__(self, table: LiveTable, demand: DemandBook, upstream: Upstream, patience: Patience) -> None:
+    def __init__(
+        self,
+        table: LiveTable,
+        demand: DemandBook,
+        upstream: Upstream,
+        patience: Patience,
+        *,
+        room_bytes: int,
+    ) -> None:
         self._table, self._demand, self._upstream, self._patience = table, demand, upstream, patience
-        self._holding = Holding(table, demand, grace_s=patience.grace_s, comment_s=patience.comment_s)
+        self._holding = Holding(
+            table,
+            demand,
+            grace_s=patience.grace_s,
+            comment_s=patience.comment_s,
+            room_bytes=room_bytes,
+        )
         self._in_flight: Counter[str] = Counter()
         self._chooser, self._breaker = Chooser(), Breaker()
         self._replicas = table.current.replicas
