@@ -12,6 +12,7 @@ from django.conf import settings
 from django.contrib.auth.models import Group, Permission
 from django.db import connection
 from django.db.models.signals import post_migrate
+from django.test.utils import setup_databases, teardown_databases
 from hypothesis import settings as trials
 
 from tests.fake_agent import FakeAgent, joining
@@ -36,10 +37,15 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+def django_db_setup(
+    django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: Any
+) -> Iterator[None]:
+    """Whoever asks for a database has one: pytest-django's own makes it only for tests that are marked so,
+    and those of a lasting database are not."""
     wanted = os.environ.get("LLMGW_TEST_DATABASE", "sqlite")
     assert connection.vendor == wanted, f"the tests run on {connection.vendor}, and {wanted} was asked for"
     with django_db_blocker.unblock():
+        made = setup_databases(verbosity=0, interactive=False, serialized_aliases=())
         roles: dict[str, list[str]] = {}
         for name, codename in Group.objects.values_list("name", "permissions__codename"):
             roles.setdefault(name, []).append(codename)
@@ -51,6 +57,9 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
             group.permissions.set(Permission.objects.filter(codename__in=codenames))
 
     post_migrate.connect(bring_back, weak=False)
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(made, verbosity=0)
 
 
 @pytest.fixture
