@@ -11,6 +11,7 @@ from typing import Any
 
 from catalog.parts import LIMIT_KEYS, Limits
 from catalog.reading import CatalogError, Fault, Reader, quote
+from catalog.typed import limits_words
 
 REACH_KEYS = ("models", *LIMIT_KEYS, "cache_scope")
 _NAMED = 5  # models of a sentence
@@ -100,3 +101,9 @@ def opens_words(reach: Reach) -> str:
     if reach.models is None:
         return "every model"
     return ", ".join(reach.models) or "no model"
+
+
+def reach_words(reach: Reach) -> str:
+    """All of it, what it opens first."""
+    scope = f"cache scope {reach.cache_scope}" if reach.cache_scope else ""
+    return "; ".join(filter(None, (opens_words(reach), limits_words(reach.limits), scope)))

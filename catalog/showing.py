@@ -1,5 +1,5 @@
-"""What doors show of keys and events, and to whom: a row that one may not see is not there; and by what they
-narrow keys and models.
+"""What doors show of keys and events, and to whom: a row that one may not see is not there; by what they
+narrow keys and models; and what is so where a model says nothing.
 
 Reads, and changes nothing. Whether a key has expired is for the database's clock to say.
 """
@@ -11,11 +11,14 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 
+from catalog.durations import SECOND
 from catalog.hiding import SEE_ENV, hide_all
 from catalog.models import Event, Key
+from catalog.parts import Timeouts
 
 ANY_KEY = "catalog.any_key"
 
@@ -29,6 +32,12 @@ SCALINGS: Mapping[str, Q] = {
     "on-demand": Q(scaling_min=0, scaling_max__gt=0),
     "off": Q(scaling_max=0),
 }
+
+
+def default_timeouts() -> Timeouts:
+    """The cluster's, which those of a model are where they are 0."""
+    waits_s = (settings.LLMGW_HOLD_S, settings.LLMGW_CONNECT_S, settings.LLMGW_FIRST_BYTE_S)
+    return Timeouts(*(round(each * SECOND) for each in (*waits_s, settings.LLMGW_IDLE_S)))
 
 
 def keys() -> QuerySet[Key]:

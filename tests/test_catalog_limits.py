@@ -12,6 +12,7 @@ from django.db import IntegrityError, transaction
 from django.test import Client
 
 from catalog.actions import patch_model
+from catalog.management.model_options import FIELDS
 from catalog.models import Event, Model
 from catalog.parts import LIMIT_KEYS, OVER_MAX_OUTPUT, TIMEOUT_KEYS, Limits
 from catalog.spec import ModelSpec
@@ -180,3 +181,13 @@ def test_the_database_refuses(columns: dict[str, Any]) -> None:
 @pytest.mark.parametrize("chosen", OVER_MAX_OUTPUT)
 def test_what_the_law_knows_the_database_takes(chosen: str) -> None:
     assert a_model(max_output=1, limits={"over_max_output": chosen}).over_max_output == chosen
+
+
+@pytest.mark.django_db
+def test_the_page_and_the_options_tell_what_an_empty_time_out_is(client: Client) -> None:
+    client.force_login(alice())
+    html = page(client, "/admin/catalog/model/add/")
+    for help_text in ("for a replica to be there; empty: 1m", "for an answer to begin; empty: 10m"):
+        assert help_text in html
+    options = {option: said for option, (_, _, said) in FIELDS.items()}
+    assert options["timeout-hold"] == "for a replica to be there; 1m, if left out"

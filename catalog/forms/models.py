@@ -25,6 +25,7 @@ from catalog.hiding import hide
 from catalog.models import Event, Model, Profile
 from catalog.parts import LIMIT_KEYS, OVER_MAX_OUTPUT, TIMEOUT_KEYS
 from catalog.reading import Fault
+from catalog.showing import default_timeouts
 from catalog.spec import ENGINES, ROUTING_PROFILES
 from catalog.typed import (
     read_list,
@@ -56,6 +57,13 @@ _PLACES = {
     **{key: f"timeouts.{key}" for key in TIMEOUT_KEYS},
 }
 _FIELD_OF = {place: field for field, place in _PLACES.items()} | {"why": "why"}
+
+
+_USUAL = default_timeouts()
+
+
+def _timeout(label: str, help_text: str, usual: int) -> TypedField:
+    return duration_field(label, f"{help_text}; empty: {format_duration(usual)}", format_duration(usual))
 
 
 class ModelForm(forms.ModelForm):
@@ -99,10 +107,10 @@ class ModelForm(forms.ModelForm):
     requests_per_minute = number_field("requests a minute", "of all keys together; empty: no limit")
     tokens_per_minute = number_field("tokens a minute", "of all keys together; empty: no limit")
     concurrency = number_field("at once", "requests of all keys together; empty: no limit")
-    hold = duration_field("hold", "for a replica to be there; empty: as the gateway is set", "60s")
-    connect = duration_field("connect", "for the engine to take it; empty: as the gateway is set", "5s")
-    first_byte = duration_field("first byte", "for an answer to begin; empty: as the gateway is set", "5m")
-    idle = duration_field("idle", "for its next byte; empty: as the gateway is set", "60s")
+    hold = _timeout("hold", "for a replica to be there", _USUAL.hold)
+    connect = _timeout("connect", "for the engine to take it", _USUAL.connect)
+    first_byte = _timeout("first byte", "for an answer to begin", _USUAL.first_byte)
+    idle = _timeout("idle", "for its next byte", _USUAL.idle)
     ttft_p99 = duration_field("TTFT p99", "promised time to the first token", "800ms")
     tpot_p99 = duration_field("TPOT p99", "promised time per further token", "40ms")
     tools = forms.BooleanField(label="Tools", required=False)

@@ -13,9 +13,11 @@ from typing import Any
 
 from django.core.management.base import DjangoHelpFormatter
 
+from catalog.durations import format_duration
 from catalog.parts import OVER_MAX_OUTPUT
 from catalog.patching import merged, patched_profile
 from catalog.reading import NAME_LIMIT, quote
+from catalog.showing import default_timeouts
 from catalog.spec import ENGINES, ROUTING_PROFILES, ModelSpec
 from catalog.typed import TypingError, read_settings, split_settings, typed_value
 
@@ -27,8 +29,10 @@ entry away. The profile's name may be left out where there is one profile alone.
 Scaling: min 0 with max above it is on demand; min 0, max 0 is off.
 """
 
+_USUAL = default_timeouts()
+
 # Option -> the field of the model's JSON, what stands for its value, and what the help says.
-_FIELDS: Mapping[str, tuple[str, str, str]] = {
+FIELDS: Mapping[str, tuple[str, str, str]] = {
     "source": ("source", "SOURCE", "org/name[@revision][:file-or-glob], or an absolute path on the nodes"),
     "description": ("description", "TEXT", "for people"),
     "min": ("scaling.min", "N", "replicas kept running"),
@@ -49,10 +53,22 @@ _FIELDS: Mapping[str, tuple[str, str, str]] = {
         *("limits.over_max_output", "HOW"),
         f"of a request for more than max-output: {' or '.join(OVER_MAX_OUTPUT[1:])}; refuse, if left out",
     ),
-    "timeout-hold": ("timeouts.hold", "TIME", "how long a request waits for a replica, as 60s"),
-    "timeout-connect": ("timeouts.connect", "TIME", "for the engine to take it, as 5s"),
-    "timeout-first-byte": ("timeouts.first_byte", "TIME", "for an answer to begin, as 5m"),
-    "timeout-idle": ("timeouts.idle", "TIME", "for an answer's next byte, as 60s"),
+    "timeout-hold": (
+        *("timeouts.hold", "TIME"),
+        f"for a replica to be there; {format_duration(_USUAL.hold)}, if left out",
+    ),
+    "timeout-connect": (
+        *("timeouts.connect", "TIME"),
+        f"for the engine to take it; {format_duration(_USUAL.connect)}, if left out",
+    ),
+    "timeout-first-byte": (
+        *("timeouts.first_byte", "TIME"),
+        f"for an answer to begin; {format_duration(_USUAL.first_byte)}, if left out",
+    ),
+    "timeout-idle": (
+        *("timeouts.idle", "TIME"),
+        f"for its next byte; {format_duration(_USUAL.idle)}, if left out",
+    ),
 }
 # Option -> the list of names in the model's JSON, and what one of them is.
 _LISTS: Mapping[str, tuple[str, str]] = {
@@ -84,7 +100,7 @@ def add_options(parser: ArgumentParser, *, is_new: bool) -> None:
         help="save without asking for the source; --why says the reason",
     )
     fields = parser.add_argument_group("the model")
-    for option, (_, metavar, help_text) in _FIELDS.items():
+    for option, (_, metavar, help_text) in FIELDS.items():
         fields.add_argument(
             f"--{option}", required=is_new and option == "source", metavar=metavar, help=help_text
         )
@@ -147,7 +163,7 @@ def model_patch(options: Mapping[str, Any], stored: ModelSpec) -> dict[str, Any]
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     patch: dict[str, Any] = {}
-    for option, (place, _, _) in _FIELDS.items():
+    for option, (place, _, _) in FIELDS.items():
         text = _said(options, option)
         if text is not None:
             *outer, key = place.split(".")

@@ -9,9 +9,8 @@ from django.core.management.base import BaseCommand
 
 from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.models import Key
-from catalog.reach import opens_words
+from catalog.reach import reach_words
 from catalog.showing import key_as_dict, keys
-from catalog.typed import limits_words
 
 
 class Command(BaseCommand):
@@ -28,15 +27,12 @@ class Command(BaseCommand):
         elif not listed:
             self.stdout.write("There is no API key; manage.py key_create makes one.")
         else:
-            headings = (
-                *("id", "name", "user", "scope", "state", "created", "expires", "revoked"),
-                *("limits", "cache scope", "opens"),
-            )
+            headings = ("id", "name", "user", "scope", "state", "created", "expires", "revoked", "opens")
             print_table(self.stdout, headings, [_line(key) for key in listed])
 
 
 def _line(key: Key) -> list[object]:
-    told, reach = key_as_dict(key), key.reach
+    told = key_as_dict(key)
     days = [(told[moment] or "")[:10] for moment in ("created_at", "expires_at", "revoked_at")]
     named = [told[field] for field in ("id", "name", "user", "scope", "state")]
-    return [*named, *days, limits_words(reach.limits), reach.cache_scope, opens_words(reach)]
+    return [*named, *days, reach_words(key.reach)]
