@@ -116,8 +116,13 @@ def settle(reader: Reader) -> None:
 
 def is_dry_run(request: Request) -> bool:
     """Whether `?dry_run=` asks to save nothing."""
-    value = request.query_params.get("dry_run", "false")
-    choose("dry_run", value, tuple(_YES_OR_NO))
+    return is_said(request, "dry_run")
+
+
+def is_said(request: Request, name: str) -> bool:
+    """Whether this parameter says yes; no unless it is there. Raises CatalogError."""
+    value = request.query_params.get(name, "false")
+    choose(name, value, tuple(_YES_OR_NO))
     return _YES_OR_NO[value]
 
 

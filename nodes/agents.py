@@ -13,7 +13,8 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -132,15 +133,6 @@ def ask_paths(path: str, spec: ModelSpec) -> list[PathFacts]:
     return _run(_at_once(partial(_ask_path, path=path), nodes))
 
 
-def read_log(node: Node, replica: str, *, tail: int = 200) -> str:
-    """The last lines an engine wrote. Raises AgentProblem."""
-    path = f"/v1/replicas/{uuid.UUID(replica)}/log"
-    (answer,) = _run(_at_once(partial(_ask, method="GET", path=path, params={"tail": str(tail)}), [node]))
-    if answer.status != 200:
-        raise AgentProblem(_refusal(node, answer))
-    return answer.body.decode("utf-8", "replace")
-
-
 def last_report(node: Node) -> StateReport | None:
     """What the node last said of itself, without its ranks."""
     return report_from(node.report)
@@ -165,7 +157,9 @@ def _could_run(spec: ModelSpec, node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """What an agent answered, its body within bounds."""
+
     status: int
     etag: str
     body: bytes
@@ -185,23 +179,29 @@ async def _at_once(
         async with seats:
             return await converse(session, subject)
 
-    async with aiohttp.ClientSession(
+    async with session() as one_session:
+        return list(await asyncio.gather(*(seated(one_session, subject) for subject in subjects)))
+
+
+def session() -> aiohttp.ClientSession:
+    """What agents are asked through. Whoever asks sets the deadline."""
+    return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
         auto_decompress=False,
         trust_env=False,
-    ) as session:
-        return list(await asyncio.gather(*(seated(session, subject) for subject in subjects)))
+    )
 
 
 async def _observe(session: aiohttp.ClientSession, node: Node, cluster: str) -> Observation:
     headers = {"If-None-Match": node.etag} if node.etag else {}
     try:
-        answer = await _ask(session, node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
+        answer = await ask(session, node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
         if answer.status == 304 and node.etag:
             return Observation(etag=node.etag)
         if answer.status != 200:
-            raise AgentProblem(_refusal(node, answer))
+            raise AgentProblem(refusal(node, answer))
         return Observation(_checked(node, cluster, _parsed(node, answer)), etag=answer.etag)
     except AgentProblem as problem:
         return Observation(problem=clean(str(problem)))
@@ -260,22 +260,22 @@ async def _tell(session: aiohttp.ClientSession, message: Message) -> Told:
     try:
         if message.assignment is not None:
             body = to_json(message.assignment)
-            answer = await _ask(session, message.node, "PUT", path, body=body, headers=headers)
+            answer = await ask(session, message.node, "PUT", path, body=body, headers=headers)
         else:
             headers |= command_headers(
                 cluster=message.cluster, fence=message.fence, generation=message.generation
             )
             drain = {"drain": f"{message.drain_s}s"}
-            answer = await _ask(session, message.node, "DELETE", path, headers=headers, params=drain)
+            answer = await ask(session, message.node, "DELETE", path, headers=headers, params=drain)
         if answer.status >= 300:
             code, _ = _error(answer)
-            return Told(answer.status, code=code, sentence=_refusal(message.node, answer))
+            return Told(answer.status, code=code, sentence=refusal(message.node, answer))
         return Told(answer.status, report=_rank_report(message, answer))
     except AgentProblem as problem:
         return Told(None, sentence=clean(str(problem)))
 
 
-def _rank_report(message: Message, answer: _Answer) -> RankReport | None:
+def _rank_report(message: Message, answer: Answer) -> RankReport | None:
     """An accepted command's own account of the rank, where it can be read; the next report tells anyway."""
     try:
         report = _checked_rank(read(RankReport, _parsed(message.node, answer)))
@@ -286,9 +286,9 @@ def _rank_report(message: Message, answer: _Answer) -> RankReport | None:
 
 async def _ask_path(session: aiohttp.ClientSession, node: Node, path: str) -> PathFacts:
     try:
-        answer = await _ask(session, node, "POST", "/v1/paths", body={"paths": [path]})
+        answer = await ask(session, node, "POST", "/v1/paths", body={"paths": [path]})
         if answer.status != 200:
-            raise AgentProblem(_refusal(node, answer))
+            raise AgentProblem(refusal(node, answer))
         raw = _parsed(node, answer)
         found = raw.get("paths") if isinstance(raw, Mapping) else None
         report = read(PathReport, found[0]) if isinstance(found, list) and found else None
@@ -308,7 +308,7 @@ async def _ask_path(session: aiohttp.ClientSession, node: Node, path: str) -> Pa
     )
 
 
-async def _ask(
+async def ask(
     session: aiohttp.ClientSession,
     node: Node,
     method: str,
@@ -318,39 +318,64 @@ async def _ask(
     headers: Mapping[str, str] | None = None,
     params: Mapping[str, str] | None = None,
     limit: int = ANSWER_LIMIT_BYTES,
-) -> _Answer:
+) -> Answer:
     """One question within one deadline, whatever the agent drips. Raises AgentProblem."""
-    timeout_s = settings.LLMGW_AGENT_TIMEOUT_S
+    with problems(node):
+        async with (
+            asyncio.timeout(settings.LLMGW_AGENT_TIMEOUT_S),
+            await opened(session, node, method, path, body=body, headers=headers, params=params) as response,
+        ):
+            return await read_answer(response, limit)
+
+
+async def opened(
+    session: aiohttp.ClientSession,
+    node: Node,
+    method: str,
+    path: str,
+    *,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+) -> aiohttp.ClientResponse:
+    """An answer whose body is yet to be read; whoever asks closes it. Within `problems`."""
+    # While a key is rotated, an agent may still hold the token that the older one minted.
+    *others, last = cluster_keys()
+    for key in (*others, last):
+        token = key.node_token(str(node.uuid), node.token_generation)
+        response = await session.request(
+            method,
+            node.address.rstrip("/") + path,
+            json=body,
+            params=params,
+            headers={
+                "Authorization": f"Bearer {token}",
+                "Accept-Encoding": "identity",
+                **(headers or {}),
+            },
+            allow_redirects=False,
+            ssl=aiohttp.Fingerprint(bytes.fromhex(node.certificate)) if node.certificate else True,
+        )
+        if response.status != 401 or key is last:
+            break
+        response.close()
+    return response
+
+
+async def read_answer(response: aiohttp.ClientResponse, limit: int = ANSWER_LIMIT_BYTES) -> Answer:
+    etag = clean(response.headers.get("ETag", "")[:80])
+    return Answer(response.status, etag, await _bounded(response, limit))
+
+
+@contextmanager
+def problems(node: Node) -> Iterator[None]:
+    """Whatever keeps this node's agent from answering, in one sentence. Raises AgentProblem."""
     try:
-        async with asyncio.timeout(timeout_s):
-            # While a key is rotated, an agent may still hold the token that the older one minted.
-            for key in cluster_keys():
-                token = key.node_token(str(node.uuid), node.token_generation)
-                async with session.request(
-                    method,
-                    node.address.rstrip("/") + path,
-                    json=body,
-                    params=params,
-                    headers={
-                        "Authorization": f"Bearer {token}",
-                        "Accept-Encoding": "identity",
-                        **(headers or {}),
-                    },
-                    allow_redirects=False,
-                    ssl=aiohttp.Fingerprint(bytes.fromhex(node.certificate)) if node.certificate else True,
-                ) as response:
-                    answer = _Answer(
-                        response.status,
-                        clean(response.headers.get("ETag", "")[:80]),
-                        await _bounded(response, limit),
-                    )
-                if answer.status != 401:
-                    break
-            return answer
+        yield
     except TimeoutError:
         raise AgentProblem(
-            f"The agent of {node.name} at {node.address} did not answer within {timeout_s:g} s; "
-            "check that it runs and that the way to it is open."
+            f"The agent of {node.name} at {node.address} did not answer within "
+            f"{settings.LLMGW_AGENT_TIMEOUT_S:g} s; check that it runs and that the way to it is open."
         ) from None
     except aiohttp.ServerFingerprintMismatch:
         raise AgentProblem(
@@ -375,7 +400,7 @@ async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body)
 
 
-def _parsed(node: Node, answer: _Answer) -> object:
+def _parsed(node: Node, answer: Answer) -> object:
     try:
         return clean(json.loads(answer.body, parse_constant=_refuse_constant))
     except (ValueError, RecursionError):
@@ -407,7 +432,7 @@ def clean(value: Any, depth: int = DEPTH_LIMIT) -> Any:
     return value if is_sound else None
 
 
-def _error(answer: _Answer) -> tuple[str, str]:
+def _error(answer: Answer) -> tuple[str, str]:
     """The code and the sentence of a refusal, empty where the answer is not one of ours."""
     try:
         error = clean(json.loads(answer.body))["error"]
@@ -416,7 +441,7 @@ def _error(answer: _Answer) -> tuple[str, str]:
         return "", ""
 
 
-def _refusal(node: Node, answer: _Answer) -> str:
+def refusal(node: Node, answer: Answer) -> str:
     if answer.status == 401:
         return (
             f"The agent of {node.name} does not accept this cluster's token; "

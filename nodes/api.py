@@ -4,11 +4,14 @@ the next pass would do, and the few things that an operator may do about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, ClassVar, cast
 
 from django.core.exceptions import ValidationError
 from django.db.models import Q
+from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import re_path
 from rest_framework import exceptions, status
 from rest_framework.request import Request
@@ -16,13 +19,15 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
 from catalog.hiding import SEE_ENV
-from catalog.listing import Filter, Listing, check_parameters
+from catalog.listing import Filter, Listing, check_parameters, refused
 from catalog.models import Key
 from catalog.reading import quote
-from catalog.resources import Addresses, Resource, body_of, settle
+from catalog.resources import Addresses, Resource, body_of, is_said, settle
 from catalog.rest import MayDo
 from nodes import actions, joining
+from nodes.agents import AgentProblem
 from nodes.bundle import join_line
+from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
 from nodes.models import JoinToken, Node, Rank, Replica
 from nodes.outlook import preview_plan
 from nodes.reckoning import answer, ask
@@ -31,6 +36,7 @@ from nodes.schema import (
     describe_cordon,
     describe_drain,
     describe_join_tokens,
+    describe_log,
     describe_nodes,
     describe_pause,
     describe_plan,
@@ -52,9 +58,11 @@ class ReplicaViewSet(Resource):
 
     queryset = replicas()
     lookup_value_regex = "[0-9a-fA-F-]{36}"
+    parameters = {**Resource.parameters, "log": ("tail", "follow", "attempt", "rank")}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "nodes.view_replica",
         "retrieve": "nodes.view_replica",
+        "log": "nodes.view_replica",
         "destroy": "nodes.change_replica",
     }
     listing = Listing(
@@ -89,6 +97,33 @@ class ReplicaViewSet(Resource):
         if actions.stop_replica(replica, by=by, why=request.query_params.get("why", ""), door="api"):
             wake()
         return Response(self.shown(self.get_object()), status=status.HTTP_202_ACCEPTED)
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
+        return super().perform_content_negotiation(request, force=force or self.action == "log")
+
+    @describe_log
+    def log(self, request: Request, pk: str) -> HttpResponseBase:
+        replica = self.get_object()
+        tail = _count(request, "tail", "200", 1, TAIL_LINES_LIMIT)
+        attempt = _count(request, "attempt", "1", 1) if "attempt" in request.query_params else None
+        number = _count(request, "rank", "0", 0)
+        rank = next((each for each in replica.ranks.all() if each.rank == number), None)
+        if rank is None:
+            raise exceptions.NotFound(f"replica {replica.pk} has no rank {number}")
+        is_followed = is_said(request, "follow")
+        if is_followed and followers.count >= FOLLOWERS_LIMIT:
+            raise Unreachable(f"{FOLLOWERS_LIMIT} logs are followed here already; end one of these first")
+        try:
+            # Also ahead of one that is followed: what keeps it from being read is told with its status.
+            told = read_log(rank.node, str(replica.pk), tail=1 if is_followed else tail, attempt=attempt)
+        except NoLog as problem:
+            raise exceptions.NotFound(str(problem)) from None
+        except AgentProblem as problem:
+            raise Unreachable(str(problem)) from None
+        if not is_followed:
+            return HttpResponse(visible(told), headers=_OF_LOG)
+        pieces = followers.follow(rank.node, str(replica.pk), tail=tail, attempt=attempt)
+        return StreamingHttpResponse(pieces, headers=_OF_LOG)
 
     def shown(self, replica: Replica) -> dict[str, Any]:
         return replica_as_dict(replica, sees_env=self.request.user.has_perm(SEE_ENV))
@@ -274,6 +309,51 @@ class ReconcilerViewSet(ViewSet):
         return Response(acting().as_dict())
 
 
+# --- logs -----------------------------------------------------------------------------------------
+
+FOLLOWERS_LIMIT = 32  # of one process: each holds a connection to its agent
+COUNT_LIMIT = 2**31 - 1
+_OF_LOG = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+
+
+class Unreachable(exceptions.APIException):
+    status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    default_code = "agent_unreachable"
+
+
+class Followers:
+    """How many follow a log through this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def follow(
+        self, node: Node, replica: str, *, tail: int, attempt: int | None
+    ) -> AsyncIterator[bytes]:
+        """Its status has been told, so that what goes wrong from now on is a last line."""
+        self.count += 1
+        try:
+            async with aclosing(follow_log(node, replica, tail=tail, attempt=attempt)) as pieces:
+                async for piece in pieces:
+                    yield visible(piece).encode()
+        except AgentProblem as problem:
+            yield f"\n{visible(str(problem))}\n".encode()
+        finally:
+            self.count -= 1
+
+
+followers = Followers()
+
+
+def _count(request: Request, name: str, default: str, least: int, most: int = COUNT_LIMIT) -> int:
+    """Raises CatalogError."""
+    text = request.query_params.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= most):
+        says = f"{name} cannot be {quote(text)}; it is a whole number from {least} to {most}"
+        raise refused(name, "out_of_range", says)
+    return int(text)
+
+
 class UsageViewSet(ViewSet):
     """What requests used."""
 
@@ -292,6 +372,11 @@ router.register("nodes", NodeViewSet)
 router.register("join-tokens", JoinTokenViewSet)
 urls = [
     *router.urls,
+    re_path(
+        rf"^replicas/(?P<pk>{ReplicaViewSet.lookup_value_regex})/log/?\Z",
+        ReplicaViewSet.as_view({"get": "log"}),
+        name="replica-log",
+    ),
     re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),
     re_path(r"^usage/?\Z", UsageViewSet.as_view({"get": "usage"}), name="usage"),
     re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),

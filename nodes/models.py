@@ -206,6 +206,7 @@ class Rank(models.Model):
     context_length = models.PositiveIntegerField(
         null=True, help_text="tokens that one request may have, by the engine's own word"
     )
+    attempts = models.JSONField(default=list, help_text="its last processes that have ended")
 
     class Meta:
         ordering = ["replica", "rank"]

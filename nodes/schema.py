@@ -11,6 +11,7 @@ from catalog.reading import NAME_LIMIT, TEXT_LIMIT
 from catalog.schema import MODEL_NAME, WHY, fields
 from catalog.schema.beside import GONE, LOCATION
 from nodes.agenda import BUCKETS
+from nodes.logs import TAIL_LINES_LIMIT
 from nodes.models import Replica
 from nodes.placement import Freshness
 from nodes.reckoning import BY, SINCE
@@ -34,6 +35,18 @@ def _unknown(says: str = "") -> Any:
 # --- replicas -------------------------------------------------------------------------------------
 
 
+class AttemptSerializer(shapes.Serializer):
+    """A process that was started for a rank, and has ended. null: nobody saw it."""
+
+    number = _whole("By which its log is asked for.")
+    generation = _whole()
+    duration_s = shapes.FloatField(allow_null=True)
+    exit_code = _unknown("Below 0: by a signal.")
+    signal = _unknown()
+    cause = _text("Empty: it was told to end.")
+    reason = _text()
+
+
 class RankSerializer(shapes.Serializer):
     """The part of a replica on one node."""
 
@@ -52,6 +65,7 @@ class RankSerializer(shapes.Serializer):
     context_length = _unknown(
         "Tokens that one request may have, by the engine's own word; null: not ready yet, or unknown."
     )
+    attempts = shapes.ListField(child=AttemptSerializer(), help_text="The last that ended, oldest first.")
 
 
 class ReplicaSerializer(shapes.Serializer):
@@ -94,6 +108,20 @@ describe_replicas = extend_schema_view(
         parameters=[WHY],
         responses={202: ReplicaSerializer},
     ),
+)
+
+
+_OF_LOG = [
+    OpenApiParameter("tail", int, description=f"The last lines, 1 to {TAIL_LINES_LIMIT}; 200 unless told."),
+    OpenApiParameter("follow", bool, description="And what is written from now on, until it is over."),
+    OpenApiParameter("attempt", int, description="Of an earlier process, by its number."),
+    OpenApiParameter("rank", int, description="Of another rank than the first."),
+]
+describe_log = extend_schema(
+    summary="What a replica's engine wrote",
+    description="Text, with what cannot be seen made visible.",
+    parameters=_OF_LOG,
+    responses={(200, "text/plain"): str},
 )
 
 

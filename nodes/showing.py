@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from signal import Signals
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -171,11 +172,33 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
                 "done_bytes": rank.done_bytes,
                 "total_bytes": rank.total_bytes,
                 "context_length": rank.context_length,
+                "attempts": [attempt_as_dict(each) for each in rank.attempts],
             }
             for rank in ranks
         ],
         "launch": launch_as_dict(replica.launch, sees_env=sees_env),
     }
+
+
+def attempt_as_dict(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """A process that has ended, as its rank's row keeps it. null: nobody saw it."""
+    return {
+        "number": attempt.get("number"),
+        "generation": attempt.get("generation", 1),
+        "duration_s": attempt.get("duration_s"),
+        "exit_code": attempt.get("exit_code"),
+        "signal": attempt.get("signal"),
+        "cause": attempt.get("cause", ""),
+        "reason": attempt.get("reason", ""),
+    }
+
+
+def end_words(attempt: Mapping[str, Any]) -> str:
+    """By what a process ended, of `attempt_as_dict`."""
+    if attempt["signal"] is not None:
+        names = {each.value: each.name for each in Signals}
+        return names.get(attempt["signal"], f"signal {attempt['signal']}")
+    return "not seen" if attempt["exit_code"] is None else f"exit code {attempt['exit_code']}"
 
 
 # --- models and their replicas --------------------------------------------------------------------

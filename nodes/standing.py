@@ -44,6 +44,7 @@ LONGEST_AGE_S = 10 * 365 * 24 * 3600.0
 COLUMN_LIMIT = 2**31 - 1
 BYTES_LIMIT = 2**53
 MEETING_LIMIT = 80
+ATTEMPTS_KEPT = 20  # agents keep fewer
 
 # Of ranks in different states, the first of these tells most about the whole.
 _TELLING = (FAILED, values.PENDING, STOPPED, DRAINING, FETCHING, STARTING, READY)
@@ -166,6 +167,7 @@ class Standing:
             total_bytes=_within(said.total_bytes, BYTES_LIMIT),
             meeting=said.meeting[:MEETING_LIMIT],
             context_length=context_length,
+            attempts=[to_json(each) for each in said.attempts[-ATTEMPTS_KEPT:]],
         )
 
     def end_rank(self, rank: Rank, state: str, reason: str, *, kind: str = "") -> None:

@@ -73,6 +73,7 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("DELETE", "/api/join-tokens/{id}", None, "admin", 204),
     ("GET", "/api/replicas", None, "viewer", 200),
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
+    ("GET", "/api/replicas/{id}/log", None, "viewer", 503),
     ("DELETE", "/api/replicas/{id}", None, "operator", 202),
     ("GET", "/api/plan", None, "viewer", 200),
     ("GET", "/api/usage", None, "viewer", 200),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from catalog.source import PathFacts
 from catalog.spec import ModelSpec
 from nodes.actions import cordon, register_node
-from nodes.agents import AgentProblem, ask_paths, clean, read_log
+from nodes.agents import AgentProblem, ask_paths, clean
+from nodes.logs import read_log
 from nodes.models import Node
 from nodes.protocol import READY, RankReport
 from nodes.reconcile import run_pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.contrib import admin
@@ -12,16 +13,19 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog.pieces import as_json, badge, difference_table, preformatted, said, sentence
+from catalog.pieces import as_json, badge, difference_table, preformatted, said, sentence, table
 from catalog.typed import span_words
 from nodes import actions
 from nodes.admin.reading import ReadOnlyAdmin
-from nodes.agents import AgentProblem, read_log
+from nodes.agents import AgentProblem
+from nodes.logs import read_log
 from nodes.models import Orphan, Replica
 from nodes.pieces import replica_badge, stale_badge
 from nodes.placement import Freshness
 from nodes.showing import (
+    attempt_as_dict,
     differences_as_dicts,
+    end_words,
     freshness_of,
     launch_as_dict,
     replicas,
@@ -31,6 +35,7 @@ from nodes.showing import (
 from nodes.tasks import wake
 
 LOG_LINES = 40
+ATTEMPT_HEADINGS = ("rank", "attempt", "ended by", "after", "cause", "what happened")
 
 
 class AliveFilter(admin.SimpleListFilter):
@@ -77,7 +82,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
             "Launch",
             {"fields": ("launch_shown", "fingerprint", "command", "came_by", "generation", "created_at")},
         ),
-        ("Log", {"fields": ("log",)}),
+        ("Log", {"fields": ("attempts", "log")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Replica]:
@@ -166,6 +171,22 @@ class ReplicaAdmin(ReadOnlyAdmin):
         ]
         return preformatted("\n".join(lines), "command") if lines else "not told yet"
 
+    @admin.display(description="processes that have ended")
+    def attempts(self, replica: Replica) -> SafeString | str:
+        rows = [
+            (
+                str(rank.rank),
+                str(each["number"]),
+                end_words(each),
+                _lasted(each),
+                each["cause"],
+                each["reason"],
+            )
+            for rank in replica.ranks.all()
+            for each in map(attempt_as_dict, rank.attempts)
+        ]
+        return table(ATTEMPT_HEADINGS, rows) if rows else "none"
+
     @admin.display(description="last lines")
     def log(self, replica: Replica) -> SafeString | str:
         """Asked of the agent while the page loads, for as long as an agent may take to answer."""
@@ -193,6 +214,10 @@ class ReplicaAdmin(ReadOnlyAdmin):
             act=actions.stop_replica,
             after=wake,
         )
+
+
+def _lasted(attempt: Mapping[str, Any]) -> str:
+    return "not seen" if attempt["duration_s"] is None else span_words(attempt["duration_s"])
 
 
 @admin.register(Orphan)
