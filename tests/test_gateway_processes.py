@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -48,24 +51,25 @@ pytestmark = [pytest.mark.lasting_database, pytest.mark.timeout(180)]
 class Stage:
     gateway: GatewayProcess
     engine: Engine
-    thread: LoopThread
     key: str
     scrapes: str
+    access_log: Path
 
 
 @pytest.fixture(scope="module")
 def stage(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    log = tmp_path_factory.mktemp("gateway") / "log"
+    folder = tmp_path_factory.mktemp("gateway")
+    log, access_log = folder / "log", folder / "access.log"
     with django_db_blocker.unblock(), LoopThread() as thread, playing_engine(thread, well_behaved) as engine:
         try:
             _, key = make_key()
             _, scrapes = make_key("prometheus", scope=Key.Scope.METRICS)
             make_replica(make_model("tiny"), engine)
-            with running(log, "--workers", "2") as gateway:
+            with running(log, "--workers", "2", LLMGW_ACCESS_LOG=str(access_log)) as gateway:
                 wait_until(lambda: len(alive()) == 2, "two gateways", tell=gateway.story)
-                yield Stage(gateway, engine, thread, key, scrapes)
+                yield Stage(gateway, engine, key, scrapes, access_log)
         finally:
             call_command("flush", verbosity=0, interactive=False)
 
@@ -173,6 +177,30 @@ def test_what_the_gateway_alone_answers(stage: Stage, path: str, key: str, statu
     assert (got, says in body) == (status, True), body
 
 
+def test_a_request_is_counted_and_told_of(stage: Stage) -> None:
+    key, text = make_key("bob")
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "a secret question"}]}
+    request = urllib.request.Request(
+        f"{stage.gateway.url}/v1/chat/completions",
+        json.dumps(asked).encode(),
+        {"Authorization": f"Bearer {text}", "X-Request-Id": "mine-1", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 200
+    row = wait_until(
+        lambda: Usage.objects.filter(span="minute", key=key.id, model="tiny").first(), "it to be counted"
+    )
+    assert (row.requests, row.prompt_tokens, row.completion_tokens) == (1, 3, 4)
+    assert set(row.times) == {"queue", "duration"}
+    told = [json.loads(line) for line in stage.access_log.read_text().splitlines() if "mine-1" in line]
+    [line] = told
+    assert (line["key"], line["model"], line["status"], line["completion_tokens"]) == (key.id, "tiny", 200, 4)
+    assert line["replica"]
+    assert line["route"]
+    for secret in (text, "secret question", "Hello from here"):
+        assert secret not in stage.access_log.read_text() + stage.gateway.story()
+
+
 def test_all_are_replaced_under_load_and_no_request_fails(stage: Stage) -> None:
     old, rows = stage.gateway.workers(), alive()
     with under_load(stage) as load:
@@ -215,7 +243,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def test_one_that_is_killed_takes_its_own_streams_along_and_frees_their_slots(stage: Stage) -> None:
-    [first, second] = sorted(stage.gateway.workers())
+    [first, second], rows = sorted(stage.gateway.workers()), alive()
     with streaming(stage, 12) as (slow, load):
         os.kill(first, signal.SIGKILL)
         lost = wait_until(lambda: len(load.failed), "its streams to be cut")
@@ -226,6 +254,7 @@ def test_one_that_is_killed_takes_its_own_streams_along_and_frees_their_slots(st
     assert not any("[DONE]" in told for told in load.failed)
     assert psutil.pid_exists(second)
     wait_until(lambda: len(stage.gateway.workers()) == 2, "another process", timeout_s=30)
+    wait_until(lambda: len(alive() & rows) == 1 and len(alive() - rows) == 1, "it to serve", timeout_s=30)
     with under_load(stage) as load:
         pass
     assert load.failed == []
