@@ -136,7 +136,7 @@ class Delivery:
     async def _gather(self, answer: Answer) -> Outcome:
         stream, assembly, size = EventStream(), Assembly(), 0
         try:
-            async for piece in answer.pieces(self._first_byte_s, self._idle_s):
+            while piece := await answer.piece(self._idle_s if stream.has_content else self._first_byte_s):
                 size += len(piece)
                 if size > ANSWER_LIMIT_BYTES:
                     raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
@@ -168,7 +168,7 @@ class Delivery:
         echo = self._call.echo_for(self._target)
         kept, is_passed_on, cause = b"", False, "closed the connection"
         try:
-            async for piece in answer.pieces(self._first_byte_s, self._idle_s):
+            while piece := await answer.piece(self._idle_s if is_passed_on else self._first_byte_s):
                 events = stream.feed(piece)
                 if events:
                     if not is_passed_on:

@@ -32,6 +32,11 @@ class Patience:
     grace_s: float
     comment_s: float
 
+    @property
+    def shortest_s(self) -> float:
+        """Of the waits that are for each piece of an answer."""
+        return min(self.first_byte_s, self.idle_s, self.stall_s)
+
     def of(self, own: Timeouts) -> Patience:
         return _patience(self, own)
 
@@ -48,17 +53,19 @@ def _patience(common: Patience, own: Timeouts) -> Patience:
 
 
 class Watch:
-    """For the task that makes it. `close` it when the task goes on to something else."""
+    """For the task that makes it. `close` it when the task goes on to something else. `shortest_s` is the
+    shortest wait of those that are usual: the timer is set for that, and set anew where a wait is shorter."""
 
-    def __init__(self) -> None:
+    def __init__(self, shortest_s: float = 10.0) -> None:
         task = asyncio.current_task()
         assert task is not None, "a watch is for a task"
         self._task = task
         self._loop = asyncio.get_running_loop()
+        self._shortest_s = shortest_s
         self._due_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._set_for_s = float("inf")
         self._has_called = False
+        self._set(self._loop.time() + shortest_s)
 
     async def within(self, seconds: float, work: Awaitable[T]) -> T:
         """What the work gives, or TimeoutError when it takes longer. The work is cancelled then."""
@@ -70,6 +77,7 @@ class Watch:
         except asyncio.CancelledError:
             if self._has_called:
                 self._has_called = False
+                self._set(self._loop.time() + self._shortest_s)
                 if self._task.uncancel() == 0:
                     raise TimeoutError from None
             raise
@@ -87,11 +95,10 @@ class Watch:
         self._timer = self._loop.call_at(at_s, self._look)
 
     def _look(self) -> None:
-        self._timer, self._set_for_s = None, float("inf")
-        if self._due_s is None:
-            return
-        if self._loop.time() < self._due_s:
-            self._set(self._due_s)
-        else:
+        now_s, self._timer = self._loop.time(), None
+        if self._due_s is not None and now_s >= self._due_s:
             self._has_called = True
             self._task.cancel()
+        else:
+            later_s = now_s + self._shortest_s
+            self._set(later_s if self._due_s is None else min(later_s, self._due_s))

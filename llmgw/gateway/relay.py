@@ -75,7 +75,7 @@ class Relay:
 
     async def serve(self, call: Call, client: Client) -> None:
         """Answers the client, or raises Refused while nothing of an answer has been said to it."""
-        watch, budget = Watch(), Budget(monotonic())
+        watch, budget = Watch(self._patience.shortest_s), Budget(monotonic())
         client.watched_by(watch)
         try:
             if call.wants_stream:

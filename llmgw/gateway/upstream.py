@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -50,33 +50,37 @@ class Answer:
     def __init__(self, response: aiohttp.ClientResponse, watch: Watch) -> None:
         self._response, self._watch = response, watch
         self._loop = asyncio.get_running_loop()
+        self._since_s: float | None = None
         self.status = response.status
         self.content_type = response.content_type
 
-    async def pieces(self, first_s: float, idle_s: float) -> AsyncIterator[bytes]:
-        """The body as it arrives; a body that ends too early raises, and so does one that does not begin or
-        pauses for too long. Comments, which engines send to keep a line open, are no sign of progress."""
-        content, within, clock = self._response.content, self._watch.within, self._loop.time
-        allowed_s = left_s = first_s
-        since_s = clock()
+    async def piece(self, patience_s: float) -> bytes:
+        """What has come, nothing after the end. A body that ends too early raises, and so does one that says
+        nothing for longer than that. Comments, which engines send to keep a line open, are no sign of
+        progress."""
+        left_s = patience_s
+        if self._since_s is not None:
+            left_s = max(self._since_s + patience_s - self._loop.time(), 0)
         try:
-            while piece := await within(left_s, content.readany()):
-                if piece.startswith(b":") and b"\ndata:" not in piece:
-                    left_s = max(since_s + allowed_s - clock(), 0)
-                else:
-                    since_s, left_s, allowed_s = clock(), idle_s, idle_s
-                yield piece
+            piece = await self._watch.within(left_s, self._response.content.readany())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineAway(error) from error
+        if not piece.startswith(b":") or b"\ndata:" in piece:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._loop.time()
+        return piece
 
-    async def read(self, limit_bytes: int, idle_s: float) -> bytes | None:
+    async def read(self, limit_bytes: int, patience_s: float) -> bytes | None:
         """The whole body, None if it is larger than the limit."""
-        body = bytearray()
-        async for piece in self.pieces(idle_s, idle_s):
-            body += piece
-            if len(body) > limit_bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await self.piece(patience_s):
+            size += len(piece)
+            if size > limit_bytes:
                 return None
-        return bytes(body)
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
         """Gives the connection back if the body was read to its end, and ends it otherwise."""
