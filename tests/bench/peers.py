@@ -129,9 +129,12 @@ def _started(name: str, command: Sequence[str], url: str, key: str, core: int | 
         def is_up() -> bool:
             if process.poll() is not None:
                 raise Absent(f"{name} ended with code {process.returncode}: {words()}")
-            return is_answering(f"{url}/v1/models")
+            return is_answering(f"{url}/v1/models", key)
 
-        wait_until(is_up, f"{name} to answer", tell=words, timeout_s=START_S)
+        try:
+            wait_until(is_up, f"{name} to answer", tell=words, timeout_s=START_S)
+        except AssertionError as error:
+            raise Absent(str(error)) from error
         yield Proxy(name, url, key, process.pid)
 
 

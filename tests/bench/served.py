@@ -6,7 +6,6 @@ gateway runs as operators run it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -71,33 +70,49 @@ def running(
             process.wait()
 
 
-def is_answering(url: str) -> bool:
+def is_answering(url: str, key: str = "none") -> bool:
     with contextlib.suppress(OSError):
-        return ask(url).status < 500
+        return ask(url, headers={"Authorization": f"Bearer {key}"}).status < 500
     return False
 
 
 @dataclass(frozen=True, slots=True)
+class Hosted:
+    """A model: its name, its way of routing, and a replica at each of the ports."""
+
+    name: str
+    routing: str
+    ports: Sequence[int]
+
+    @classmethod
+    def read(cls, word: str) -> Hosted:
+        name, routing, ports = word.split("=")
+        return cls(name, routing, [int(port) for port in ports.split(",")])
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.routing}={','.join(map(str, self.ports))}"
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
-    """What is in the database: a client's key, and the key of each replica, in the order of the ports."""
+    """What is in the database: a client's key, and the key of the replica at each port."""
 
     environment: dict[str, str]
     key: str
-    replica_keys: Sequence[str]
+    replica_keys: Mapping[int, str]
 
 
 @contextlib.contextmanager
-def filled(models: Mapping[str, str], ports: Sequence[int]) -> Iterator[Filled]:
-    """`models` are names and their ways of routing; each has a replica at each of the ports."""
+def filled(models: Sequence[Hosted]) -> Iterator[Filled]:
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as var:
         environment = clean_environment(
             DJANGO_SETTINGS_MODULE="llmgw.settings", LLMGW_VAR=var, LLMGW_PLAIN_HTTP="1", LLMGW_TICK_S="1000"
         )
-        words = [*(f"{name}={routing}" for name, routing in models.items()), *map(str, ports)]
-        command = [sys.executable, "-m", "tests.bench.served", *words]
+        command = [sys.executable, "-m", "tests.bench.served", *map(str, models)]
         printed = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
         told = json.loads(printed.stdout)
-        yield Filled(environment, told["key"], told["replica_keys"])
+        keys = {int(port): key for port, key in told["replica_keys"].items()}
+        yield Filled(environment, told["key"], keys)
 
 
 @contextlib.contextmanager
@@ -124,7 +139,7 @@ def _words(log: Any) -> str:
     return os.pread(log.fileno(), 100_000, 0).decode(errors="replace")
 
 
-def fill(models: Mapping[str, str], ports: Sequence[int]) -> dict[str, Any]:
+def fill(models: Sequence[Hosted]) -> dict[str, Any]:
     """In the process whose environment chose the database."""
     from django.conf import settings
 
@@ -134,19 +149,15 @@ def fill(models: Mapping[str, str], ports: Sequence[int]) -> dict[str, Any]:
     from tests.stage import Engine, make_key, make_model, make_replica, well_behaved
 
     _, key = make_key()
-    replica_keys = []
+    replica_keys = {}
     cluster_key = settings.LLMGW_CLUSTER_KEYS[0]
-    for name, routing_profile in models.items():
-        model = make_model(name, high=len(ports), routing_profile=routing_profile)
-        for port in ports:
+    for hosted in models:
+        model = make_model(hosted.name, high=len(hosted.ports), routing_profile=hosted.routing)
+        for port in hosted.ports:
             replica = make_replica(model, Engine(well_behaved, port=port))
-            replica_keys.append(cluster_key.replica_key(str(replica.pk), replica.generation))
+            replica_keys[port] = cluster_key.replica_key(str(replica.pk), replica.generation)
     return {"key": key, "replica_keys": replica_keys}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.served", description=__doc__)
-    parser.add_argument("words", nargs="+", metavar="MODEL=ROUTING or PORT")
-    given = parser.parse_args().words
-    named = dict(word.split("=") for word in given if "=" in word)
-    print(json.dumps(fill(named, [int(word) for word in given if "=" not in word])))
+    print(json.dumps(fill([Hosted.read(word) for word in sys.argv[1:]])))
