@@ -222,12 +222,14 @@ def resume(*, by: str, why: str = "", door: str) -> bool:
     return bool(changed)
 
 
-def outrank(*, by: str, why: str, door: str) -> None:
+def outrank(*, by: str, why: str, door: str) -> int:
     """Have agents obey this database again, after it was restored from a backup and they had seen later
-    commands. What an older control plane may still send them is refused from the next command on."""
+    commands. What another control plane may still send them is refused from the next command on. The token
+    above which passes go on."""
     with transaction.atomic():
-        lease.outrank()
-        record("outrank", "cluster", str(Cluster.this()), by=by, door=door, why=why)
+        token = lease.outrank()
+        record("outrank", "cluster", str(Cluster.this()), by=by, door=door, why=why, detail={"token": token})
+    return token
 
 
 def allow_held(*, by: str, why: str, door: str) -> int:

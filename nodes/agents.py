@@ -213,6 +213,8 @@ def _checked(node: Node, cluster: str, raw: object) -> StateReport:
         report = read(StateReport, raw)
         _check_gpus([gpu.id for gpu in report.gpus])
         ranks = tuple(_checked_rank(rank) for rank in report.ranks)
+        if len({(rank.replica, rank.rank) for rank in ranks}) < len(ranks):
+            raise ProtocolError("a rank is in it twice")
     except (ProtocolError, ValueError) as fault:
         raise AgentProblem(
             f"The agent of {node.name} sends a report that cannot be read ({fault}); "

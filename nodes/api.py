@@ -38,6 +38,7 @@ from nodes.schema import (
     describe_join_tokens,
     describe_log,
     describe_nodes,
+    describe_outrank,
     describe_pause,
     describe_plan,
     describe_replicas,
@@ -274,6 +275,7 @@ class ReconcilerViewSet(ViewSet):
         "pause": "nodes.change_cluster",
         "resume": "nodes.change_cluster",
         "allow": "nodes.change_cluster",
+        "outrank": "nodes.change_cluster",
     }
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -299,6 +301,10 @@ class ReconcilerViewSet(ViewSet):
     @describe_allow
     def allow(self, request: Request) -> Response:
         return self._change(actions.allow_held)
+
+    @describe_outrank
+    def outrank(self, request: Request) -> Response:
+        return self._change(actions.outrank)
 
     def _change(self, verb: Any) -> Response:
         body = body_of(self.request, "why")
@@ -382,6 +388,6 @@ urls = [
     re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),
     *(
         re_path(rf"^reconciler/{verb}/?\Z", ReconcilerViewSet.as_view({"post": verb}))
-        for verb in ("pause", "resume", "allow")
+        for verb in ("pause", "resume", "allow", "outrank")
     ),
 ]

@@ -70,10 +70,11 @@ def confirm(held: Held) -> None:
         raise LeaseLost(held.holder)
 
 
-def outrank() -> None:
-    """Go on under tokens that no agent has obeyed yet, whatever this database remembers."""
+def outrank() -> int:
+    """Go on under tokens that no agent has obeyed yet, whatever this database remembers: above this one."""
     Lease.objects.get_or_create(name=NAME)
     Lease.objects.filter(name=NAME).update(token=F("token") + FAR)
+    return Lease.objects.values_list("token", flat=True).get(name=NAME)
 
 
 def release(held: Held) -> None:

@@ -381,3 +381,8 @@ describe_state = extend_schema(
 describe_pause = extend_schema(summary="Start and stop nothing until it is resumed", **_ACTING)
 describe_resume = extend_schema(summary="Let it act again", **_ACTING)
 describe_allow = extend_schema(summary="Say yes to what the last pass held back", **_ACTING)
+describe_outrank = extend_schema(
+    summary="Have agents obey this database again, which was restored from a backup",
+    description="Stop any other control plane of these nodes first: agents obey it no more.",
+    **_ACTING,
+)

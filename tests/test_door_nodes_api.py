@@ -119,6 +119,14 @@ def test_what_is_held_is_allowed(api: Api) -> None:
     assert api("GET", "events?kind=cluster")[1]["results"][0]["verb"] == "allow"
 
 
+def test_a_restored_database_is_obeyed_again(api: Api) -> None:
+    Lease.objects.update(token=7)
+    assert api("POST", "reconciler/outrank", {"why": "the disk was replaced"})[0] == 200
+    assert Lease.objects.get().token == 7 + lease.FAR
+    event = Event.objects.get(verb="outrank")
+    assert (event.why, event.detail) == ("the disk was replaced", {"token": 7 + lease.FAR})
+
+
 def test_a_gpu_tells_its_use(api: Api) -> None:
     node = a_node(gpus=4)
     a_replica(a_model(), node, gpu=0)

@@ -81,6 +81,7 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("POST", "/api/reconciler/pause", {}, "operator", 200),
     ("POST", "/api/reconciler/resume", {}, "operator", 200),
     ("POST", "/api/reconciler/allow", {}, "operator", 200),
+    ("POST", "/api/reconciler/outrank", {}, "operator", 200),
     ("GET", "/api/events", None, "viewer", 200),
     ("GET", "/api/events/{id}", None, "viewer", 200),
 ]

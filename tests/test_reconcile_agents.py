@@ -66,6 +66,9 @@ def a_rank(**columns: Any) -> RankReport:
         pytest.param(ranks_of(a_rank(rank=2**40)), "whole numbers from 0", id="a rank no column holds"),
         pytest.param(ranks_of(a_rank(rank=-1)), "whole numbers from 0", id="a rank below zero"),
         pytest.param({"gpus": gpus(1) * 2}, "a GPU is in it twice", id="one GPU twice"),
+        pytest.param(
+            {"ranks": dict.fromkeys("ab", a_rank())}, "a rank is in it twice", id="one rank in two states"
+        ),
         pytest.param({"gpus": gpus(1, "g" * 100)}, "1 to 100 characters", id="a GPU with an endless id"),
         pytest.param(
             ranks_of(a_rank(gpus=("g", "g"))), "a GPU is in it twice", id="a rank holds one GPU twice"
