@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 from django.conf import settings
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -31,6 +32,7 @@ from nodes import placement
 from nodes.models import Node
 from nodes.protocol import (
     INSTANCE_HEADER,
+    PROTOCOL,
     Assignment,
     ClusterKey,
     PathReport,
@@ -186,7 +188,8 @@ async def _at_once(
 def session() -> aiohttp.ClientSession:
     """What agents are asked through. Whoever asks sets the deadline."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        # Before 3.12.8, Python leaves a connection open whose certificate was found wrong.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
         auto_decompress=False,
@@ -208,6 +211,7 @@ async def _observe(session: aiohttp.ClientSession, node: Node, cluster: str) -> 
 
 
 def _checked(node: Node, cluster: str, raw: object) -> StateReport:
+    _check_protocol(node, raw)
     try:
         _check_bounds(raw)
         report = read(StateReport, raw)
@@ -230,6 +234,17 @@ def _checked(node: Node, cluster: str, raw: object) -> StateReport:
             "correct the address or its identity file."
         )
     return replace(report, ranks=ranks)
+
+
+def _check_protocol(node: Node, raw: object) -> None:
+    """One version apart is understood: what is missing is unknown, and what is not known is ignored."""
+    spoken = raw.get("protocol") if isinstance(raw, dict) else None
+    if isinstance(spoken, int) and abs(spoken - PROTOCOL) > 1:
+        older = "its agent" if spoken < PROTOCOL else "this control plane"
+        raise AgentProblem(
+            f"The agent of {node.name} speaks protocol {spoken}, and this control plane {PROTOCOL}, which is "
+            f"too far apart; bring {older} up to date."
+        )
 
 
 def _check_bounds(raw: object) -> None:
@@ -384,6 +399,12 @@ def problems(node: Node) -> Iterator[None]:
             f"What answers for {node.name} at {node.address} shows another certificate than its agent joined "
             f"with; see what it is, or have the machine join again (manage.py node_join_token)."
         ) from None
+    except aiohttp.ClientConnectorCertificateError as fault:
+        raise AgentProblem(
+            f"No authority that this machine trusts vouches for the certificate of {node.name} at "
+            f"{node.address} ({_verdict(fault)}); correct it, or have the machine join again "
+            "(manage.py node_join_token)."
+        ) from None
     except (aiohttp.ClientError, OSError, ValueError) as fault:
         number = fault.os_error.errno if isinstance(fault, aiohttp.ClientConnectorError) else None
         cause = os.strerror(number) if number else str(fault)[:200] or type(fault).__name__
@@ -391,6 +412,11 @@ def problems(node: Node) -> Iterator[None]:
             f"The agent of {node.name} at {node.address} cannot be reached ({cause}); "
             "check that it runs there."
         ) from None
+
+
+def _verdict(fault: aiohttp.ClientConnectorCertificateError) -> str:
+    found = fault.certificate_error
+    return getattr(found, "verify_message", "") or str(found)[:200]
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -23,13 +23,12 @@ POLL_S = 0.1
 _UNIT = """\
 [Unit]
 Description=llmgw agent: runs engines on this node
-Documentation=file://{toml}
 Wants=network-online.target
 After=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart={run}
+ExecStart=/bin/sh {run}
 Restart=always
 RestartSec=2
 # Engines outlive their agent, and one that dies for want of memory does not take it along.
@@ -93,7 +92,6 @@ class Service:
     def unit(self, run: Path) -> str:
         return _UNIT.format(
             run=_escaped(run),
-            toml=_escaped(run.with_name("agent.toml")),
             sandbox="" if self.is_of_user else _SANDBOX,
             target="default.target" if self.is_of_user else "multi-user.target",
         )
@@ -144,6 +142,16 @@ class Service:
 
 
 def _escaped(path: Path) -> str:
-    """As systemd reads a word."""
-    text = str(path).replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
-    return text.replace(" ", "\\x20")
+    """As systemd reads one word of a command; it takes no quote in a program's name."""
+    return "".join(_DOUBLED.get(each) or (each if _is_plain(each) else _in_hex(each)) for each in str(path))
+
+
+_DOUBLED = {"%": "%%", "$": "$$"}
+
+
+def _is_plain(character: str) -> bool:
+    return character.isalnum() or character in "/._-"
+
+
+def _in_hex(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
