@@ -1,7 +1,15 @@
 from django.db import migrations, models
+from django.db.models.functions import Now
+
+
+def revoke_what_would_open_all(apps, schema_editor):
+    keys = apps.get_model("catalog", "Key").objects.filter(opens_all=False, revoked_at=None)
+    keys.update(revoked_at=Now())
 
 
 class Migration(migrations.Migration):
+    """On the way back a key for some models is revoked: the code of before would let it open every one."""
+
     dependencies = [
         ("catalog", "0007_scope_metrics"),
     ]
@@ -39,4 +47,5 @@ class Migration(migrations.Migration):
             name="tokens_per_minute",
             field=models.PositiveIntegerField(default=0),
         ),
+        migrations.RunPython(migrations.RunPython.noop, revoke_what_would_open_all),
     ]
