@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -10,13 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from django.conf import settings as django_settings
 from django.db import transaction
 
 from catalog.models import Model, Revision, Tombstone, database_now
 from llmgw.gateway.holding import WAITING_LIMIT
 from nodes.models import Demand, Gateway, Unplaced
-from tests.stage import MESSAGES, Play, change, make_model, make_replica, playing
+from tests.stage import (
+    MESSAGES,
+    Play,
+    change,
+    make_model,
+    make_replica,
+    playing,
+    playing_engine,
+    saying,
+    well_behaved,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -112,6 +124,128 @@ def test_who_waited_in_vain_is_told_for_what(hasty: Play, prepare: Any, code: st
     assert says in refusal.body["message"]
     assert "retry-after" in refusal.headers
     wait_until(lambda: _demand(model) == (0, 0), "the waiter to be counted off")
+
+
+# --- what they are told meanwhile ---------------------------------------------------------
+
+
+@pytest.fixture
+def told(settings: Any) -> Iterator[Play]:
+    """A gateway that soon begins the streams that it holds, and says often what they wait for."""
+    settings.LLMGW_HOLD_S = 3
+    settings.LLMGW_GRACE_S, settings.LLMGW_COMMENT_S = 0.2, 0.1
+    with playing() as play:
+        yield play
+
+
+def _stream_of(play: Play, model: str) -> Iterator[bytes]:
+    """The head of an answer to a streamed chat, and its lines as they come."""
+    body = json.dumps({"model": model, "messages": MESSAGES, "stream": True}).encode()
+    with play.web.connection() as connection, connection.makefile("rb") as lines:
+        connection.sendall(play.request(body, b"Content-Length: %d" % len(body), b"Connection: close"))
+        yield lines.readline()
+        for line in lines:
+            if line.startswith((b":", b"data:", b"{")):
+                yield line.strip()
+
+
+def _set_fetched(replica: Any, done: int, total: int = 100) -> None:
+    replica.ranks.update(done_bytes=done, total_bytes=total)
+
+
+def test_a_stream_that_is_held_tells_how_far_its_model_is_and_then_goes_on(told: Play) -> None:
+    model = make_model("asleep", low=0)
+    replica = make_replica(model, None, state="fetching")
+    _set_fetched(replica, 41)
+    frames = _stream_of(told, "asleep")
+    assert next(frames).startswith(b"HTTP/1.1 200")
+    assert next(frames) == b": loading fetching 41%"
+    _set_fetched(replica, 87)
+    assert any(frame == b": loading fetching 87%" for frame in frames)
+    replica.ranks.update(port=told.engine.port)
+    change(replica, state="ready")
+    rest = list(frames)
+    assert any(b"Hello" in frame for frame in rest)
+    assert b"data: [DONE]" in rest
+
+
+def test_a_stream_that_was_held_in_vain_ends_with_an_error_and_never_as_if_it_were_done(told: Play) -> None:
+    make_model("asleep", low=0)
+    head, *frames = _stream_of(told, "asleep")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert frames[0] == b": loading pending"
+    error = json.loads(next(frame for frame in frames if frame.startswith(b"data:"))[6:])["error"]
+    assert error["code"] == "loading"
+    assert error["loading"]["state"] == "pending"
+    assert not any(b"[DONE]" in frame for frame in frames)
+
+
+def test_a_failure_within_the_grace_keeps_its_status(told: Play) -> None:
+    model = make_model("broken", low=0)
+    failed = make_replica(model, None, state="failed", reason="unknown flag --foo")
+    change(failed, failure_kind="configuration")
+    Unplaced.objects.create(model=model, missing=1, why='profile "default" failed: unknown flag --foo')
+    assert next(_stream_of(told, "broken")).startswith(b"HTTP/1.1 503")
+
+
+def test_a_plain_request_that_waited_in_vain_is_told_how_far_the_load_is(hasty: Play) -> None:
+    model = make_model("asleep", low=0)
+    replica = make_replica(model, None, state="fetching")
+    _set_fetched(replica, 25)
+    wait_until(
+        lambda: hasty.refused(model="asleep").body["loading"]["progress"] == 0.25, "the table to tell of it"
+    )
+    loading = hasty.refused(model="asleep").body["loading"]
+    assert loading["state"] == "fetching"
+    assert loading["node"] == "here"
+    assert loading["eta_seconds"] >= 0
+
+
+# --- a replica that is not what the table says --------------------------------------------
+
+
+def test_who_meets_a_last_replica_that_drains_waits_for_the_next(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    play.engine.script = saying(503, {"error": {"message": "draining"}})
+    change(play.replica, state="draining", wanted="drain")
+    asked = pool.submit(play.chat)
+    _wait_for_waiters(play.model)
+    with playing_engine(play.thread, well_behaved) as next_engine:
+        make_replica(play.model, next_engine)
+        assert asked.result(10).choices
+
+
+def test_an_engine_that_drains_before_the_table_says_so_is_left_for_the_next(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    async def drains(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.to_thread(change, play.replica, state="draining", wanted="drain")
+        return web.json_response(
+            {"error": {"message": "cannot schedule new futures after shutdown"}}, status=500
+        )
+
+    play.engine.script = drains
+    asked = pool.submit(play.chat)
+    _wait_for_waiters(play.model)
+    assert len(play.engine.heard) == 1
+    with playing_engine(play.thread, well_behaved) as next_engine:
+        make_replica(play.model, next_engine)
+        assert asked.result(10).choices
+
+
+def test_an_engine_that_died_is_waited_for_and_the_reconciler_is_told_to_look(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    broker = Path(django_settings.LLMGW_VAR) / "broker"
+    play.thread.run(play.engine.close())
+    before = set(broker.glob("*.msg"))
+    asked = [pool.submit(play.chunks if each % 2 else play.chat) for each in range(6)]
+    _wait_for_waiters(play.model, 6)
+    wait_until(lambda: set(broker.glob("*.msg")) - before, "a tick to be sent")
+    play.thread.run(play.engine.open())
+    assert all(each.result(10) for each in asked), "nobody saw an error"
+    wait_until(lambda: _demand(play.model) == (0, 0), "the demand to be settled")
 
 
 def test_nobody_waits_for_what_only_an_edit_can_help(play: Play) -> None:

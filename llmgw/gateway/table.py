@@ -19,15 +19,16 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.models import Count, OuterRef, Subquery, Value
+from django.db.models import Count, Subquery, Value
 from django.db.models.functions import Coalesce, Now
 
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
 from catalog.parts import LIMIT_KEYS, Limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation, Timeouts
 from llmgw.gateway.routing import Target
-from nodes.models import Gateway, Rank, Replica, Unplaced
-from nodes.protocol import CONFIGURATION, ClusterKey
+from llmgw.gateway.situations import read_situations
+from nodes.models import Gateway, Rank, Replica
+from nodes.protocol import ClusterKey
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
     if asleep != table.asleep or keys_there != len(table.keys) + len(asleep):
         table = replace(table, keys=_keys({}, -1), asleep=asleep)
     if revision > since or now - previous.situated_at_s >= SITUATION_S:
-        table = replace(table, situated_at_s=now, situations=_situations(), gateways=_gateways())
+        table = replace(table, situated_at_s=now, situations=read_situations(), gateways=_gateways())
     return table
 
 
@@ -300,31 +301,6 @@ def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
                 cache_scope=row["cache_scope"],
             )
     return keys
-
-
-def _situations() -> dict[int, Situation]:
-    situations: dict[int, Situation] = {}
-    state = Replica.State
-    on_the_way = (
-        Replica.objects.filter(
-            wanted=Replica.Wanted.RUN,
-            model__isnull=False,
-            state__in=[state.STARTING, state.FETCHING, state.PENDING],
-        )
-        .order_by("created_at")
-        .values_list("model_id", "state", "reason")
-    )
-    for model, at, reason in on_the_way:
-        now = situations.get(model, Situation())
-        situations[model] = replace(now, on_the_way=(*now.on_the_way, (str(at), reason)))
-    last_failure = Replica.objects.filter(model=OuterRef("model"), state=state.FAILED).order_by(
-        "-state_since"
-    )
-    unplaced = Unplaced.objects.annotate(kind=Subquery(last_failure.values("failure_kind")[:1]))
-    for model, why, kind in unplaced.values_list("model_id", "why", "kind"):
-        now = situations.get(model, Situation())
-        situations[model] = replace(now, unplaced=why, needs_edit=kind == CONFIGURATION)
-    return situations
 
 
 def _gateways() -> int:
