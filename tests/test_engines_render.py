@@ -25,6 +25,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     embeddings: bool = False,
     tools: bool = False,
+    vision: bool = False,
     **profile: Any,
 ) -> Launch:
     return Launch(
@@ -32,7 +33,7 @@ def launch(
         source="org/m",
         profile={"name": "p", "engine": engine, "args": list(args), "env": dict(env or {}), **profile},
         context_length=context_length,
-        capabilities={"embeddings": embeddings, "tools": tools},
+        capabilities={"embeddings": embeddings, "tools": tools, "vision": vision},
     )
 
 
@@ -119,6 +120,58 @@ VLLM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
     "an option whose name only begins a refused one": (
         launch("--reasoning-parser", "qwen3", engine="vllm"), {}, "--reasoning-parser qwen3",
     ),
+    "tensor parallelism alone": (launch(engine="vllm", tp=8), {}, "--tensor-parallel-size 8"),
+    "pipeline parallelism alone": (launch(engine="vllm", tp=1, pp=2), {}, "--pipeline-parallel-size 2"),
+    "one of everything is not said": (launch(engine="vllm", tp=1, pp=1, nodes=1), {}, ""),
+    "a context that the engine chooses": (
+        launch("--max-model-len", "auto", engine="vllm", context_length=8192), {}, "--max-model-len auto",
+    ),
+    "embeddings as the operator says, in one word": (
+        launch("--runner=pooling", engine="vllm", embeddings=True), {}, "--runner=pooling",
+    ),
+    "images need no word": (launch(engine="vllm", vision=True), {}, ""),
+    "how many images a prompt may have": (
+        launch("--limit-mm-per-prompt", '{"image":2}', engine="vllm", vision=True), {},
+        '--limit-mm-per-prompt {"image":2}',
+    ),
+    "tools that are parsed when a client asks": (
+        launch("--tool-call-parser=hermes", "--no-enable-auto-tool-choice", engine="vllm", tools=True), {},
+        "--tool-call-parser=hermes --no-enable-auto-tool-choice",
+    ),
+    "tools and thoughts": (
+        launch("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "qwen3", engine="vllm", tools=True),
+        {}, "--tool-call-parser qwen3_coder --reasoning-parser qwen3 --enable-auto-tool-choice",
+    ),
+    "a parser without the capability": (
+        launch("--tool-call-parser", "hermes", engine="vllm"), {}, "--tool-call-parser hermes",
+    ),
+    "how much of a card it may take": (
+        launch("--gpu-memory-utilization", "0.85", engine="vllm"), {}, "--gpu-memory-utilization 0.85",
+    ),
+    "how many run and wait": (
+        launch("--max-num-seqs", "64", "--max-num-queued-reqs", "128", engine="vllm"), {},
+        "--max-num-seqs 64 --max-num-queued-reqs 128",
+    ),
+    "weights and cache in fewer bits": (
+        launch("--quantization", "fp8", "--kv-cache-dtype", "fp8", engine="vllm"), {},
+        "--quantization fp8 --kv-cache-dtype fp8",
+    ),
+    "a gang of four, its last, with stages": (
+        launch(engine="vllm", tp=8, pp=4, nodes=4), {"meeting": ("10.0.0.1", "29501"), "rank": 3},
+        f"--tensor-parallel-size 8 --pipeline-parallel-size 4 --nnodes 4 --node-rank 3 {MEETING} --headless",
+    ),
+    "a gang that meets again, elsewhere": (
+        launch(engine="vllm", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29502")},
+        "--tensor-parallel-size 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29502",
+    ),
+    "a gang that meets by IPv6": (
+        launch(engine="vllm", tp=8, nodes=2), {"meeting": ("fd00::1", "29501"), "rank": 1},
+        "--tensor-parallel-size 8 --nnodes 2 --node-rank 1 --master-addr fd00::1 --master-port 29501 "
+        "--headless",
+    ),
+    "a program of several words": (
+        launch(engine="vllm"), {"executable": ["/opt/python", "-m", "vllm.entrypoints.cli.main"]}, "",
+    ),
     "the first of two nodes": (
         launch(engine="vllm", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501")},
         f"--tensor-parallel-size 8 --nnodes 2 --node-rank 0 {MEETING}",
@@ -134,8 +187,9 @@ VLLM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
 def test_vllm_is_told(launch: Launch, changes: dict[str, Any], args: str) -> None:
     command = render(launch, seat(**changes))
     ours = "--shutdown-timeout 20 --middleware nodes.agent.guard.Guard --served-model-name org/m"
+    program = " ".join(changes.get("executable", ["/opt/engine"]))
     assert " ".join(command.argv).split() == (
-        f"/opt/engine serve /w/m.gguf {args} {ours} --host 127.0.0.1 --port 18000".split()
+        f"{program} serve /w/m.gguf {args} {ours} --host 127.0.0.1 --port 18000".split()
     )
 
 
@@ -152,6 +206,49 @@ SGLANG_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
         launch("--context-length", "9", engine="sglang", context_length=8192), {}, "--context-length 9 ",
     ),
     "embeddings": (launch(engine="sglang", embeddings=True), {}, "--is-embedding "),
+    "embeddings, said twice": (
+        launch("--is-embedding", engine="sglang", embeddings=True), {}, "--is-embedding ",
+    ),
+    "images": (launch(engine="sglang", vision=True), {}, "--enable-multimodal "),
+    "images, said twice": (
+        launch("--enable-multimodal", engine="sglang", vision=True), {}, "--enable-multimodal ",
+    ),
+    "tensor parallelism alone": (launch(engine="sglang", tp=8), {}, "--tp-size 8 "),
+    "pipeline parallelism alone": (launch(engine="sglang", tp=1, pp=2), {}, "--pp-size 2 "),
+    "one of everything is not said": (launch(engine="sglang", tp=1, pp=1, nodes=1), {}, ""),
+    "an operator's own context stays, in one word": (
+        launch("--context-length=9", engine="sglang", context_length=8192), {}, "--context-length=9 ",
+    ),
+    "tools with their parser, in one flag": (
+        launch("--tool-call-parser", "qwen25", engine="sglang", tools=True), {}, "--tool-call-parser qwen25 ",
+    ),
+    "tools without one": (launch(engine="sglang", tools=True), {}, ""),
+    "thoughts": (
+        launch("--reasoning-parser", "deepseek-r1", engine="sglang"), {}, "--reasoning-parser deepseek-r1 ",
+    ),
+    "how much of a card its weights and cache may take": (
+        launch("--mem-fraction-static", "0.8", engine="sglang"), {}, "--mem-fraction-static 0.8 ",
+    ),
+    "how many run and wait": (
+        launch("--max-running-requests", "64", "--max-queued-requests", "128", engine="sglang"), {},
+        "--max-running-requests 64 --max-queued-requests 128 ",
+    ),
+    "weights in fewer bits": (launch("--quantization", "fp8", engine="sglang"), {}, "--quantization fp8 "),
+    "what of a prompt was known is told": (
+        launch("--enable-cache-report", engine="sglang"), {}, "--enable-cache-report ",
+    ),
+    "the first of two nodes": (
+        launch(engine="sglang", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501")},
+        "--tp-size 8 --nnodes 2 --node-rank 0 --dist-init-addr 10.0.0.1:29501 ",
+    ),
+    "a gang of four, its last, with stages": (
+        launch(engine="sglang", tp=8, pp=4, nodes=4), {"meeting": ("10.0.0.1", "29501"), "rank": 3},
+        "--tp-size 8 --pp-size 4 --nnodes 4 --node-rank 3 --dist-init-addr 10.0.0.1:29501 ",
+    ),
+    "a gang that meets by IPv6": (
+        launch(engine="sglang", tp=8, nodes=2), {"meeting": ("fd00::1", "29501"), "rank": 1},
+        "--tp-size 8 --nnodes 2 --node-rank 1 --dist-init-addr [fd00::1]:29501 ",
+    ),
     "the second of two nodes": (
         launch(engine="sglang", tp=8, nodes=2), {"meeting": ("10.0.0.1", "29501"), "rank": 1},
         "--tp-size 8 --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:29501 ",
@@ -243,6 +340,21 @@ def test_the_sim_engine_is_told(launch: Launch, changes: dict[str, Any], args: s
 def test_an_engine_sees_its_key_and_its_cards(engine: str, gpus: Sequence[str], env: dict[str, str]) -> None:
     command = render(launch(engine=engine), seat(gpus=gpus))
     assert command.env == env
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("engine", "name"), [("vllm", "VLLM_HOST_IP"), ("sglang", "SGLANG_HOST_IP")])
+def test_each_rank_of_a_gang_is_told_its_own_address(engine: str, name: str, rank: int) -> None:
+    where = {"meeting": ("10.0.0.1", "29501"), "rank": rank, "fabric_address": f"10.0.0.{rank + 1}"}
+    assert render(launch(engine=engine, tp=8, nodes=2), seat(**where)).env[name] == f"10.0.0.{rank + 1}"
+    assert name not in render(launch(engine=engine, tp=8), seat(fabric_address="10.0.0.1")).env
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
+def test_a_slice_of_a_card_is_named_by_its_own_id(engine: str) -> None:
+    """By an index it could not be."""
+    gpu = "MIG-1c2f5f4c-6d0a-5c28-9b3e-1d0f6b1e1a11"
+    assert render(launch(engine=engine), seat(gpus=[gpu])).env["CUDA_VISIBLE_DEVICES"] == gpu
 
 
 def test_the_nodes_environment_wins_over_the_profiles() -> None:

@@ -14,6 +14,7 @@ from nodes.agent.processes import Mark, inherited, marks
 from nodes.agent.secrets import SecretError
 from nodes.agent.state import Record
 from nodes.engines import Command, RenderError, Seat, render
+from nodes.engines.adapter import join_meeting
 from nodes.engines.causes import Cause
 from nodes.protocol import CONFIGURATION, NODE, TRANSIENT
 
@@ -54,6 +55,7 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
             gpus=tuple(assignment.gpus),
             rank=assignment.rank,
             meeting=split_meeting(record.meeting),
+            fabric_address=configuration.meeting_address,
             allowed_args=configuration.allowed_args,
         )
         command = render(assignment.launch, seat)
@@ -83,7 +85,7 @@ def next_port(host: Host, address: str, taken: set[int]) -> int:
 
 
 def meeting_at(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return join_meeting(address, str(port))
 
 
 def split_meeting(meeting: str) -> tuple[str, str]:

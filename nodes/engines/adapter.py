@@ -25,8 +25,8 @@ class Seat:
 
     executable: the first words of the command line. gpus: device UUIDs, none for a CPU-only profile.
     port: None where none is chosen yet, as in a preview. meeting: host and port where the ranks of a replica
-    over several nodes find each other. allowed_args: options that the node's own configuration lets through
-    although they open files or run code.
+    over several nodes find each other; fabric_address: where the others reach this one. allowed_args: options
+    that the node's own configuration lets through although they open files or run code.
     """
 
     executable: Sequence[str]
@@ -37,6 +37,7 @@ class Seat:
     gpus: Sequence[str] = ()
     rank: int = 0
     meeting: tuple[str, str] = ("", "")
+    fabric_address: str = ""
     allowed_args: Set[str] = frozenset()
 
     @property
@@ -180,6 +181,10 @@ def number_of(launch: Launch, key: str) -> int:
     """A count in the profile, such as tp or nodes; 1 where it has none."""
     value = launch.profile.get(key)
     return value if isinstance(value, int) and value > 0 else 1
+
+
+def join_meeting(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def subject(launch: Launch) -> str:

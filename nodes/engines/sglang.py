@@ -7,7 +7,7 @@ its requests finish, however long they take: the agent's own grace ends that.
 from __future__ import annotations
 
 from catalog.arguments import is_given
-from nodes.engines.adapter import Adapter, Command, Seat, number_of, profile_args
+from nodes.engines.adapter import Adapter, Command, Seat, join_meeting, number_of, profile_args
 from nodes.protocol import Launch
 
 
@@ -20,11 +20,13 @@ def _command(launch: Launch, seat: Seat) -> Command:
         args += ["--pp-size", str(pp)]
     if nodes > 1:
         args += ["--nnodes", str(nodes), "--node-rank", str(seat.rank)]
-        args += ["--dist-init-addr", ":".join(seat.meeting)]
+        args += ["--dist-init-addr", join_meeting(*seat.meeting)]
     if launch.context_length > 0 and not is_given(args, ("--context-length",)):
         args += ["--context-length", str(launch.context_length)]
     if launch.capabilities.get("embeddings") and not is_given(args, ("--is-embedding",)):
         args += ["--is-embedding"]
+    if launch.capabilities.get("vision") and not is_given(args, ("--enable-multimodal",)):
+        args += ["--enable-multimodal"]  # it leaves some families' eyes shut without
     args += ["--enable-metrics", "--served-model-name", launch.model, "--api-key", seat.key, *seat.address]
     env = {
         "HF_HUB_OFFLINE": "1",
@@ -32,6 +34,8 @@ def _command(launch: Launch, seat: Seat) -> Command:
         "DO_NOT_TRACK": "1",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else each look at its health generates a token
     }
+    if nodes > 1 and seat.fabric_address:  # of several addresses it would choose one by itself
+        env["SGLANG_HOST_IP"] = seat.fabric_address
     argv = (*seat.executable, "serve", "--model-path", seat.model_path, *args)
     return Command(argv, env, key_in_argv=seat.key)
 

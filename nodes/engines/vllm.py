@@ -43,6 +43,8 @@ def _command(launch: Launch, seat: Seat) -> Command:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
+    if nodes > 1 and seat.fabric_address:  # of several addresses it would choose one by itself
+        env["VLLM_HOST_IP"] = seat.fabric_address
     startup_ns = launch.profile.get("startup_timeout")
     if isinstance(startup_ns, int) and startup_ns > 0:  # its own limit is ten minutes
         env["VLLM_ENGINE_READY_TIMEOUT_S"] = str(-(-startup_ns // SECOND))
