@@ -5,9 +5,11 @@ stops nothing itself: the next pass of the reconciler does, and says so.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
@@ -135,6 +137,13 @@ def remove_node(node: Node, *, by: str, why: str, door: str) -> bool:
 
 
 def _check_empty(node: Node, here: list[Replica]) -> None:
+    lately = Now() - timedelta(seconds=settings.LLMGW_LOST_AFTER_S)
+    if node.orphans.exists() and Node.objects.filter(pk=node.pk, seen_at__gt=lately).exists():
+        raise NodeRefused(
+            f"The node {node.name} runs engines that nothing here accounts for; stop these orphans first, as "
+            f"the admin lists them.",
+            code="in_use",
+        )
     if not here:
         return
     count = "1 replica" if len(here) == 1 else f"{len(here)} replicas"

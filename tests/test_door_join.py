@@ -53,7 +53,7 @@ def ask(method: str, text: str, **fields: str) -> tuple[int, Any]:
     answer = Client().generic(
         method, "/api/nodes/join", body, content_type="application/json", headers=headers
     )
-    told = answer.json() if answer["Content-Type"] == "application/json" else answer.content
+    told: Any = answer.json() if answer["Content-Type"] == "application/json" else answer.content
     return answer.status_code, told if answer.status_code == 200 else told["errors"][0]["sentence"]
 
 
@@ -424,6 +424,16 @@ def test_a_node_that_has_something_is_drained_before_it_is_removed() -> None:
     event = Event.objects.get(verb="remove")
     assert (event.kind, event.subject, event.why, event.by) == ("node", "gpu-01", "sold", "alice")
     assert api("DELETE", "nodes/gpu-01")[0] == 404
+
+
+@pytest.mark.django_db
+def test_a_node_that_runs_what_nobody_accounts_for_is_not_removed_under_it() -> None:
+    node = a_node()
+    node.orphans.create(replica="7a1b3c4d-0000-4000-8000-000000000000", why="its model is gone")
+    with pytest.raises(CommandError, match="runs engines that nothing here accounts for; stop these orphans"):
+        manage("node_remove", "gpu-01")
+    Node.objects.update(seen_at=Now() - timedelta(days=1))
+    assert manage("node_remove", "gpu-01").startswith("Removed gpu-01.")
 
 
 @pytest.mark.django_db

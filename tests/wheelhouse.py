@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 
@@ -31,7 +30,7 @@ def _all_of(names: list[str]) -> Iterator[importlib.metadata.Distribution]:
         yield distribution
         for text in distribution.requires or ():
             needed = Requirement(text)
-            if needed.marker is None or needed.marker.evaluate({**default_environment(), "extra": ""}):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 names.append(needed.name)
 
 

@@ -72,7 +72,7 @@ REFUSALS = (
 
 def join(home: Home, given: Namespace, token: str) -> None:
     """Raises one of REFUSALS."""
-    control_plane = parse_control_plane(given.control_plane, is_plain_allowed=bool(given.plain_http))
+    control_plane = parse_control_plane(given.control_plane or "", is_plain_allowed=True)  # judged below
     if not control_plane:
         raise JoinError(
             "The join needs --control-plane; run the line that `manage.py node_join_token` prints."

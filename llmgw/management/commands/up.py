@@ -174,7 +174,8 @@ def _programs(port: int, agent_port: int, identity: Path, agent_state: Path) -> 
         ],
         "agent": [
             *(sys.executable, "-m", "nodes.agent", "--identity", str(identity), "--state", str(agent_state)),
-            *("--listen", f"127.0.0.1:{agent_port}", "--sim-gpus", "2:sim"),
+            *("--listen", f"127.0.0.1:{agent_port}", "--control-plane", f"http://127.0.0.1:{port}"),
+            *("--sim-gpus", "2:sim"),
             *("--engines-stop-with-agent", "--stop-grace", f"{STOP_S // 2}s"),
         ],
     }
