@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from nodes.agent.guard import Guard
-from nodes.agent.inventory import find_engines
-from tests.agent_process import KEY, AgentProcess, ask, assignment
+from nodes.agent.inventory import FoundEngine, find_engines
+from nodes.engines import vllm
+from tests.agent_process import KEY, ROOT, AgentProcess, ask, assignment
 from tests.engine_stand_in import stand_in
 
 ENGINES = ("vllm", "sglang")
@@ -88,6 +89,27 @@ def test_a_version_is_that_of_the_package_in_the_programs_own_python(tmp_path: P
     program.write_text(f"#!{python}\nraise SystemExit('it is not run')\n")
     program.chmod(0o700)
     assert find_engines({"vllm": [str(program)]})["vllm"].version == "0.32.0"
+
+
+CONTAINERS = {
+    "podman": (
+        "podman run --rm {env} --name {name} --device gpu=all -v {model}:{model}:ro IMAGE vllm",
+        "podman run --rm --env A --env B --name llmgw-x --device gpu=all -v /w/m:/w/m:ro IMAGE vllm",
+    ),
+    "docker": (
+        'docker run --rm {env} --gpus "device={gpus}" -v {checkout}:{checkout}:ro IMAGE',
+        f'docker run --rm --env A --env B --gpus "device=GPU-a,GPU-b" -v {ROOT}:{ROOT}:ro IMAGE',
+    ),
+    "a wrapper": ("/opt/run vllm", "/opt/run vllm"),
+}
+
+
+@pytest.mark.parametrize(("template", "command"), CONTAINERS.values(), ids=CONTAINERS)
+def test_a_template_is_filled_for_each_launch(template: str, command: str) -> None:
+    """Of the environment the names alone: their values are nobody's to read from a command line."""
+    engine = FoundEngine(vllm.ADAPTER, tuple(template.split(" ")))
+    words = engine.fill(env=["A", "B"], gpus=["GPU-a", "GPU-b"], model="/w/m", name="llmgw-x")
+    assert " ".join(words) == command
 
 
 # --- the guard ------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ def test_llama_server_is_told(launch: Launch, gpus: Sequence[str], args: str) ->
 
 
 MEETING = "--master-addr 10.0.0.1 --master-port 29501"
+MEETING_BY_IPV6 = "--master-addr fd00::1 --master-port 29501"
 
 VLLM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
     "no more than it needs": (launch(engine="vllm"), {}, ""),
@@ -166,8 +167,7 @@ VLLM_COMMANDS: dict[str, tuple[Launch, dict[str, Any], str]] = {
     ),
     "a gang that meets by IPv6": (
         launch(engine="vllm", tp=8, nodes=2), {"meeting": ("fd00::1", "29501"), "rank": 1},
-        "--tensor-parallel-size 8 --nnodes 2 --node-rank 1 --master-addr fd00::1 --master-port 29501 "
-        "--headless",
+        f"--tensor-parallel-size 8 --nnodes 2 --node-rank 1 {MEETING_BY_IPV6} --headless",
     ),
     "a program of several words": (
         launch(engine="vllm"), {"executable": ["/opt/python", "-m", "vllm.entrypoints.cli.main"]}, "",
