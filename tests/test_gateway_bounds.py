@@ -203,6 +203,20 @@ def test_a_refused_field_is_found_where_an_engine_would_read_it(fields: Any, nes
     assert not seen.media_urls
 
 
+def test_nothing_hides_behind_escapes() -> None:
+    body = json.dumps({"model": "m", "messages": _user({"image_url": {"url": "http://h/"}})})
+    for name in ("messages", "content", "image_url", "url"):
+        hidden = body.replace(f'"{name}"', f'"{name[:2]}\\u00{ord(name[2]):02x}{name[3:]}"')
+        assert hidden != body
+        assert peek.look_at(peek.decode(hidden.encode())).media_urls == ["http://h/"]
+
+
+def test_of_two_values_under_one_name_the_last_counts_as_in_engines() -> None:
+    parts = json.dumps([{"image_url": {"url": "http://h/"}}])
+    body = f'{{"model": "m", "messages": [{{"content": "x", "content": {parts}}}]}}'
+    assert peek.look_at(peek.decode(body.encode())).media_urls == ["http://h/"]
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -225,15 +239,17 @@ def test_a_refused_field_is_found_where_an_engine_would_read_it(fields: Any, nes
     ],
 )
 def test_the_addresses_of_media_are_found(part: Any) -> None:
-    assert _look(messages=_user(part)).media_urls == ("http://h/",)
-    assert _look(input=_user(part)).media_urls == ("http://h/",)
+    for seen in (_look(messages=_user(part)), _look(input=_user(part)), _look(system=[part])):
+        assert seen.media_urls == ["http://h/"]
+        assert seen.has_media
 
 
 # --- what is needed -----------------------------------------------------------------------------------------
 
 
 def _needs(endpoint: Any = CHAT, **fields: Any) -> Any:
-    return peek.needs_of(endpoint, peek.decode(json.dumps({"model": "m", **fields}).encode()))
+    decoded = peek.decode(json.dumps({"model": "m", **fields}).encode())
+    return peek.needs_of(endpoint, decoded, peek.look_at(decoded))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBOR"}}

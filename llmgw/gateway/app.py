@@ -79,7 +79,8 @@ class GatewayApp:
         self._pepper = pepper
         self._patience, self._bodies = patience, bodies
         self._media_hosts = frozenset(host.lower() for host in media_hosts)
-        self._is_plain_http_allowed, self._is_host_allowed = is_plain_http_allowed, is_host_allowed
+        self._is_plain_http_allowed = is_plain_http_allowed
+        self._is_host_allowed = lru_cache(maxsize=256)(is_host_allowed)
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
         self.demand = DemandBook(self.table, wake=wake)
         journal = Journal(access_log, self.table.clock_s) if access_log else None
@@ -257,7 +258,7 @@ class GatewayApp:
         passage.asked_as, passage.is_streamed = name, seen.stream is True
         model = await self._find(name, key)
         passage.model, passage.model_id, passage.is_simulated = model.name, model.id, model.is_simulated
-        wanted = peek.needs_of(endpoint, fields)
+        wanted = peek.needs_of(endpoint, fields, seen)
         needs.check_model(model, wanted, self._opened(key))
         wanted, bounded = await self._within_context(model, wanted, fields)
         if bounded is not fields:
@@ -298,10 +299,9 @@ class GatewayApp:
                 needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
         if asked is None and endpoint.output_fields:
             output = needs.default_output(model, context_length, wanted.prompt)
-            wanted = replace(wanted, output_tokens=output or 0)
         if output is None or output == asked:
             return wanted, fields
-        return wanted, peek.with_output(endpoint, fields, output)
+        return replace(wanted, output_tokens=output), peek.with_output(endpoint, fields, output)
 
     def _prompt_of(
         self, endpoint: Endpoint, key: KeyEntry, model: ModelEntry, fields: peek.Fields, headers: Headers
@@ -317,18 +317,25 @@ class GatewayApp:
 
     async def _serve(self, call: Call, receive: Receive, client: Client) -> None:
         """Until it is answered, or its client has left."""
-        work = asyncio.create_task(self._relay.serve(call, client))
-        gone = asyncio.create_task(_until_gone(receive))
+        serving = asyncio.current_task()
+        assert serving is not None, "a request is a task"
+        has_left = False
+
+        async def watch() -> None:
+            nonlocal has_left
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            has_left = serving.cancel()
+
+        watching = asyncio.create_task(watch())
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await self._relay.serve(call, client)
+        except asyncio.CancelledError:
+            if has_left and not serving.uncancel():
+                raise ClientGone from None
+            raise
         finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-        if work.cancelled():
-            raise ClientGone
-        work.result()
+            watching.cancel()
 
 
 @lru_cache(maxsize=4096)
@@ -344,11 +351,6 @@ def _request_id(headers: Headers) -> str:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode()
     return f"req_{secrets.token_hex(12)}"
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _forwarded(headers: Headers) -> dict[str, str]:

@@ -7,8 +7,7 @@ client, waiting for a model to load, or with an engine while another may have to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from llmgw.gateway import admission
@@ -21,12 +20,18 @@ class ClientGone(Exception):
 
 
 class Room:
-    """What one request holds of the process's room."""
+    """What one request holds of the process's room: given back at the end of its `with`, in every outcome."""
 
-    __slots__ = ("size",)
+    __slots__ = ("_bodies", "size")
 
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self.size = bodies, 0
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._bodies.held_bytes -= self.size
 
 
 class Bodies:
@@ -35,14 +40,8 @@ class Bodies:
         self._max_body_bytes, self._body_s = max_body_bytes, body_s
         self.held_bytes = 0
 
-    @contextmanager
-    def room(self) -> Iterator[Room]:
-        """Given back at its end, in every outcome."""
-        room = Room()
-        try:
-            yield room
-        finally:
-            self.held_bytes -= room.size
+    def room(self) -> Room:
+        return Room(self)
 
     async def read(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, room: Room) -> bytes:
         """What its length claims is believed only to refuse sooner."""

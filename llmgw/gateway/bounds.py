@@ -7,7 +7,7 @@ that nobody here knows pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from catalog.reading import quote
@@ -100,6 +100,9 @@ SIZES: Mapping[str, int] = {
 }
 
 
+BOUNDED = NUMBERS.keys() | COUNTS.keys() - {"messages"} | SIZES.keys()
+
+
 @dataclass(frozen=True, slots=True)
 class Peek:
     """The few things of a body that are looked at: its fields' names, refused ones that stand deeper, numbers
@@ -107,10 +110,12 @@ class Peek:
 
     model: object = None
     stream: object = None
-    fields: frozenset[str] = frozenset()
-    nested_fields: frozenset[str] = frozenset()
-    media_urls: tuple[str, ...] = ()
-    numbers: tuple[tuple[str, object], ...] = ()
+    fields: Set[str] = frozenset()
+    nested_fields: Set[str] = frozenset()
+    media_urls: Sequence[str] = ()
+    numbers: Sequence[tuple[str, object]] = ()
+    has_images: bool = False
+    has_media: bool = False
 
 
 def check_body(peek: Peek, media_hosts: Collection[str] = ()) -> str:
@@ -126,8 +131,7 @@ def check_body(peek: Peek, media_hosts: Collection[str] = ()) -> str:
         raise Refused(400, "invalid_model", "`model` must be a text that names a model.", param="model")
     if not (peek.stream is None or isinstance(peek.stream, bool)):
         raise Refused(400, "invalid_stream", "`stream` must be true or false.", param="stream")
-    refused = (peek.fields & REFUSED_FIELDS.keys()) | peek.nested_fields
-    for name in sorted(refused):
+    for name in sorted((REFUSED_FIELDS.keys() & peek.fields) | peek.nested_fields):
         raise Refused(
             400,
             "field_not_accepted",

@@ -7,7 +7,7 @@ functions, so that a request is never sent where it was to be refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from catalog.reading import quote
 from llmgw.gateway import context, surface
@@ -27,12 +27,15 @@ _ASKED_FOR = {
 }
 
 
+NONE: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """`output_tokens` is what the client asked for at most, 0 where it left that open."""
 
     endpoint: Endpoint
-    capabilities: frozenset[str] = field(default_factory=frozenset)
+    capabilities: frozenset[str] = NONE
     prompt: Span = context.UNKNOWN
     output_tokens: int = 0
 

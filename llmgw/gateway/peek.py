@@ -7,28 +7,47 @@ is something to see.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from llmgw.gateway import bounds, context
+from llmgw.gateway.admission import Refused
 from llmgw.gateway.bounds import Peek
 from llmgw.gateway.context import Span
-from llmgw.gateway.needs import TOOLS, VISION, Needs
+from llmgw.gateway.needs import NONE, TOOLS, VISION, Needs
 from llmgw.gateway.surface import COMPLETION, Endpoint
 
 Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(Fields)
+_NULL = msgspec.Raw(b"null")
+
+
+class _Message(msgspec.Struct):
+    """Engines read what is no text in its content alone."""
+
+    content: msgspec.Raw = _NULL
+
+
 _list = msgspec.json.Decoder(list[msgspec.Raw])
+_messages = msgspec.json.Decoder(list[_Message])
 _any = msgspec.json.Decoder()
 
 # A name cannot hide behind an escape: one that writes a plain letter begins like the last of these.
-_TRACES = (b"_url", b"_embeds", b'"url"', b"\\u00")
-_LOOKED_INTO = ("messages", "input", "prompt", "system")
+_TRACES = (b"_url", b"_embeds", b'"url"', b'"image"', b"input_", b'"source"', b"\\u00")
 _IMAGES = frozenset({"image_url", "input_image", "image"})
+_MEDIA = _IMAGES | {
+    "input_audio",
+    "audio_url",
+    "audio",
+    "video_url",
+    "video",
+    "input_file",
+    "file",
+    "document",
+}
 
 BUILT_LIMIT = 20_000
 """Brackets in a body that is built to see how deep it is."""
@@ -39,9 +58,11 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 def decode(body: bytes) -> Fields:
     """The top level of a JSON object, each value as it came."""
-    with _as_malformed():
+    try:
         body.decode()  # msgspec looks for bad UTF-8 only where it makes texts
-        fields = _fields.decode(body)
+    except UnicodeDecodeError as error:
+        raise _malformed(error) from None
+    fields: Fields = _read(_fields, body)
     if _is_too_deep(body):
         raise bounds.too_deep()
     return fields
@@ -51,49 +72,45 @@ def look_at(fields: Fields) -> Peek:
     """Raises Refused where something is larger, or more of it, than may be."""
     numbers = []
     for name, raw in fields.items():
-        if name in bounds.SIZES and len(bytes(raw)) > bounds.SIZES[name]:
-            raise bounds.too_big(name, bounds.SIZES[name])
-        if name in bounds.COUNTS:
-            _count(name, bytes(raw), bounds.COUNTS[name])
-        if name in bounds.NUMBERS:
-            numbers.append((name, _value(raw)))
-    nested: set[str] = set()
-    urls: list[str] = []
-    for name in _LOOKED_INTO:
-        if (value := fields.get(name)) is not None and _has_traces(bytes(value)):
-            _look_into(_value(value), nested, urls)
-    if (value := fields.get("tools")) is not None and _has_traces(bytes(value)):
+        if name in bounds.BOUNDED:
+            _bound(name, bytes(raw))
+            if name in bounds.NUMBERS:
+                numbers.append((name, _value(raw)))
+    found = _Found()
+    for parts in _parts_of(fields):
+        if any(trace in parts for trace in _TRACES):
+            found.look_into(_value(parts))
+    if (value := fields.get("tools")) is not None and any(trace in bytes(value) for trace in _TRACES):
         tools = _value(value)
         for tool in tools if isinstance(tools, list) else []:
-            nested |= bounds.REFUSED_IN_TOOLS & tool.keys() if isinstance(tool, dict) else set()
-    if isinstance(kwargs := _value(fields.get("chat_template_kwargs")), dict):
-        nested |= bounds.REFUSED_IN_TEMPLATES & kwargs.keys()
+            found.nested |= bounds.REFUSED_IN_TOOLS & tool.keys() if isinstance(tool, dict) else set()
+    if (value := fields.get("chat_template_kwargs")) is not None and isinstance(
+        kwargs := _value(value), dict
+    ):
+        found.nested |= bounds.REFUSED_IN_TEMPLATES & kwargs.keys()
     return Peek(
         model=_value(fields.get("model")),
         stream=_value(fields.get("stream")),
-        fields=frozenset(fields),
-        nested_fields=frozenset(nested),
-        media_urls=tuple(urls),
-        numbers=tuple(numbers),
+        fields=fields.keys(),
+        nested_fields=found.nested,
+        media_urls=found.urls,
+        numbers=numbers,
+        has_images=not _IMAGES.isdisjoint(found.kinds),
+        has_media=not _MEDIA.isdisjoint(found.kinds),
     )
 
 
-def needs_of(endpoint: Endpoint, fields: Fields) -> Needs:
+def needs_of(endpoint: Endpoint, fields: Fields, seen: Peek) -> Needs:
     """Of a body that was looked at."""
     capabilities = {endpoint.capability} if endpoint.capability else set()
     if _is_filled(fields.get("tools")) or _is_filled(fields.get("functions")):
         capabilities.add(TOOLS)
-    has_media = any(
-        b"data:" in text or b"_url" in text or b'"source"' in text or b"input_audio" in text
-        for name in ("messages", "input")
-        if (raw := fields.get(name)) is not None and b'"' in (text := bytes(raw))
-    )
-    if has_media and any(_has_image(_value(fields.get(name))) for name in ("messages", "input")):
+    if seen.has_images:
         capabilities.add(VISION)
     return Needs(
         endpoint,
-        frozenset(capabilities),
-        context.UNKNOWN if has_media else _span(endpoint, fields),
+        frozenset(capabilities) if capabilities else NONE,
+        context.UNKNOWN if seen.has_media else _span(endpoint, fields),
         output_asked(endpoint, fields) or 0,
     )
 
@@ -127,22 +144,25 @@ def encode(fields: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _value(raw: msgspec.Raw | bytes | None) -> Any:
-    if raw is None:
-        return None
-    with _as_malformed():  # half a character passes as bytes and is no text
-        return _any.decode(raw)
+    return None if raw is None else _read(_any, raw)
 
 
-@contextlib.contextmanager
-def _as_malformed() -> Iterator[None]:
+def _read(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
+    """Half a character passes as bytes and is no text."""
     try:
-        yield
-    except UnicodeDecodeError:
-        raise bounds.malformed("it is not UTF-8") from None
-    except RecursionError:
-        raise bounds.too_deep() from None
-    except msgspec.DecodeError as error:
-        raise bounds.malformed(str(error)) from None
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(error) from None
+
+
+def _malformed(error: Exception) -> Refused:
+    match error:
+        case UnicodeDecodeError():
+            return bounds.malformed("it is not UTF-8")
+        case RecursionError():
+            return bounds.too_deep()
+        case _:
+            return bounds.malformed(str(error))
 
 
 def _is_filled(raw: msgspec.Raw | None) -> bool:
@@ -153,11 +173,15 @@ def _span(endpoint: Endpoint, fields: Fields) -> Span:
     """Several prompts in one request are answered one by one, and their sum says nothing of the longest."""
     if not endpoint.output_fields and not endpoint.capability:
         return context.UNKNOWN
-    raws = [bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
-    span = Span.of_bytes(sum(map(len, raws)))
-    is_batch = endpoint.kind == COMPLETION or bool(endpoint.capability)
-    if is_batch and raws and raws[0][:1] == b"[" and raws[0][1:].lstrip()[:1] in (b'"', b"["):
-        return Span(0, span.most)
+    size = 0
+    for name in endpoint.prompt_fields:
+        if (raw := fields.get(name)) is not None:
+            size += len(memoryview(raw))
+    span = Span.of_bytes(size)
+    if endpoint.kind == COMPLETION or endpoint.capability:
+        begins = bytes(memoryview(fields.get(endpoint.prompt_fields[0], _NULL))[:64])
+        if begins[:1] == b"[" and begins[1:].lstrip()[:1] in (b'"', b"["):
+            return Span(0, span.most)
     return span
 
 
@@ -168,9 +192,9 @@ def _is_too_deep(body: bytes) -> bool:
     """Told by the number of brackets where those, in texts or not, are too few for it; from the values where
     there may be some thousands; and from the brackets outside of texts where building so many values would
     cost more than that."""
-    brackets = body.count(b"[") + body.count(b"{")
-    if brackets <= bounds.DEPTH_LIMIT:
+    if not (_has_more(body, b"[", bounds.DEPTH_LIMIT // 2) or _has_more(body, b"{", bounds.DEPTH_LIMIT // 2)):
         return False
+    brackets = body.count(b"[") + body.count(b"{")
     if brackets <= BUILT_LIMIT:
         level = [_value(body)]
         for _ in range(bounds.DEPTH_LIMIT):
@@ -186,18 +210,25 @@ def _within(item: Any) -> Iterable[Any]:
     return item.values() if isinstance(item, dict) else item
 
 
-def _count(name: str, raw: bytes, limit: int) -> None:
-    """A list has one entry more than it has commas, at most."""
-    if raw.count(b",") < limit or raw[:1] != b"[":
-        return
-    with _as_malformed():
-        items = _list.decode(raw)
-    if len(items) > limit and not _are_tokens(name, items):
-        raise bounds.too_many(name, limit)
-    if name == "messages":
-        parts = sum(max(1, bytes(item).count(b'"type"')) for item in items)
-        if parts > bounds.PARTS_LIMIT and _parts(items) > bounds.PARTS_LIMIT:
-            raise bounds.too_many_parts()
+def _has_more(text: bytes, byte: bytes, limit: int) -> bool:
+    """Faster than counting, where there are few."""
+    at = -1
+    for _ in range(limit + 1):
+        at = text.find(byte, at + 1)
+        if at < 0:
+            return False
+    return True
+
+
+def _bound(name: str, raw: bytes) -> None:
+    if len(raw) > bounds.SIZES.get(name, len(raw)):
+        raise bounds.too_big(name, bounds.SIZES[name])
+    limit = bounds.COUNTS.get(name)
+    # A list has one entry more than it has commas, at most.
+    if limit is not None and raw[:1] == b"[" and raw.count(b",") >= limit:
+        items = _read(_list, raw)
+        if len(items) > limit and not _are_tokens(name, items):
+            raise bounds.too_many(name, limit)
 
 
 def _are_tokens(name: str, items: list[msgspec.Raw]) -> bool:
@@ -205,48 +236,64 @@ def _are_tokens(name: str, items: list[msgspec.Raw]) -> bool:
     return name in ("prompt", "input") and bytes(items[0])[:1].isdigit()
 
 
-def _parts(messages: list[msgspec.Raw]) -> int:
-    contents = (value.get("content") for item in messages if isinstance(value := _value(item), dict))
-    return sum(len(content) if isinstance(content, list) else 1 for content in contents)
+def _parts_of(fields: Fields) -> list[bytes]:
+    """Values that may hold something else than text: nearly always none."""
+    parts = [bytes(raw) for name in ("input", "system") if (raw := fields.get(name)) is not None]
+    parts = [each for each in parts if each[:1] != b'"']
+    if (raw := fields.get("messages")) is None:
+        return parts
+    try:
+        messages = _messages.decode(raw)
+    except msgspec.ValidationError:  # of another shape, and so the engine's to refuse
+        return [*parts, bytes(raw)]
+    if len(messages) > bounds.COUNTS["messages"]:
+        raise bounds.too_many("messages", bounds.COUNTS["messages"])
+    contents = [bytes(message.content) for message in messages]
+    lists = [each for each in contents if each[:1] == b"["]
+    if lists:
+        count = len(contents) - len(lists) + sum(len(_read(_list, each)) for each in lists)
+        if count > bounds.PARTS_LIMIT:
+            raise bounds.too_many_parts()
+        parts += lists
+    return parts
 
 
 # --- what there is ------------------------------------------------------------------------------------------
 
 
-def _has_traces(raw: bytes) -> bool:
-    return any(trace in raw for trace in _TRACES)
+class _Found:
+    """What stands in parts of messages, however nested: refused fields, URLs of media, and kinds of parts.
+    What a model wrote as a tool's arguments is not read by engines, and may hold what it likes."""
 
+    __slots__ = ("kinds", "nested", "urls")
 
-def _look_into(value: object, nested: set[str], urls: list[str]) -> None:
-    """Collects refused fields and the URLs of media in parts of messages, however nested. What a model wrote
-    as a tool's arguments is not read by engines, and may hold what it likes."""
-    left = [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, list):
-            left += item
-        elif isinstance(item, dict):
-            nested |= bounds.REFUSED_IN_PARTS & item.keys()
-            for name in bounds.MEDIA_FIELDS & item.keys():
-                media = item[name]
-                urls += _texts(media.get("url") if isinstance(media, dict) else media)
-            if isinstance(source := item.get("source"), dict):
-                urls += _texts(source.get("url"))
-            left += [each for name, each in item.items() if (item.get("type"), name) != ("tool_use", "input")]
+    def __init__(self) -> None:
+        self.nested: set[str] = set()
+        self.urls: list[str] = []
+        self.kinds: set[str] = set()
 
+    def look_into(self, value: Any) -> None:
+        left = [value]
+        while left:
+            item = left.pop()
+            if isinstance(item, list):
+                left += item
+            elif isinstance(item, dict):
+                kind = item.get("type")
+                self._look_at(kind, item)
+                left += [each for name, each in item.items() if (kind, name) != ("tool_use", "input")]
 
-def _texts(value: object) -> list[str]:
-    return [value] if isinstance(value, str) else []
+    def _look_at(self, kind: object, item: dict[str, Any]) -> None:
+        self.nested |= bounds.REFUSED_IN_PARTS & item.keys()
+        if isinstance(kind, str):
+            self.kinds.add(kind)
+        for name in bounds.MEDIA_FIELDS & item.keys():
+            self.kinds.add(name)
+            media = item[name]
+            self._keep(media.get("url") if isinstance(media, dict) else media)
+        if isinstance(source := item.get("source"), dict):
+            self._keep(source.get("url"))
 
-
-def _has_image(value: object) -> bool:
-    left = [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, list):
-            left += item
-        elif isinstance(item, dict):
-            if item.get("type") in _IMAGES or "image_url" in item:
-                return True
-            left += [item.get("content"), item.get("output")]
-    return False
+    def _keep(self, url: object) -> None:
+        if isinstance(url, str):
+            self.urls.append(url)
