@@ -10,7 +10,7 @@ from llmgw.gateway.breaker import ABSENT_S, EJECTED_S, ERRORS, FORGIVEN_S, LONGE
 from llmgw.gateway.routing import Target
 
 A, B, C = (Target(name, "m", f"http://{name}", "key") for name in "abc")
-FINE, FAILED, NEUTRAL, ABSENT = Outcome.FINE, Outcome.FAILED, Outcome.NEUTRAL, Outcome.ABSENT
+FINE, FAILED, NEUTRAL, ABSENT, STRANGE = Outcome
 
 
 def _names(targets: object) -> str:
@@ -124,12 +124,22 @@ def test_the_last_one_is_never_left_out() -> None:
     assert _routable(breaker, 0, A) == "a", "when the other is gone"
 
 
-def test_where_nobody_listens_nobody_is_sent_for_a_second_even_to_the_last() -> None:
+@pytest.mark.parametrize(
+    "outcome", [pytest.param(ABSENT, id="nobody listens"), pytest.param(STRANGE, id="somebody else listens")]
+)
+def test_nobody_is_sent_for_a_second_even_to_the_last_where(outcome: Outcome) -> None:
     breaker = Breaker()
-    breaker.tell("a", ABSENT, 0, [])
+    breaker.tell("a", outcome, 0, [])
     assert _routable(breaker, 0, A) == ""
     assert _routable(breaker, 0) == "b"
     assert _routable(breaker, ABSENT_S, A) == "a"
+
+
+def test_a_stranger_in_its_place_is_no_error_of_a_replica() -> None:
+    breaker = Breaker()
+    for _ in range(100):
+        breaker.tell("a", STRANGE, 0, [B])
+    assert _routable(breaker, ABSENT_S) == "ab"
 
 
 def test_one_that_comes_back_as_new_has_no_past() -> None:

@@ -2,8 +2,8 @@
 
 Five errors in a row eject a replica for 30 s, and for longer each time it happens again; after that one
 request at a time tries it, until one comes through. The last one of a model is never ejected. One where
-nobody listens is left out for a second even then: whoever has no other waits, and asks again. State of one
-process; moments are handed in.
+nobody listens, or somebody else does, is left out for a second even then: whoever has no other waits, and
+asks again. State of one process; moments are handed in.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ FORGIVEN_S = 300.0
 
 
 class Outcome(Enum):
-    """What a try says of its replica. NEUTRAL: nothing, as when it is busy or its client left."""
+    """What a try says of its replica. NEUTRAL: nothing, as when it is busy or its client left. ABSENT: nobody
+    listens there. STRANGE: somebody else does, which is no error of the replica's."""
 
     FINE = auto()
     FAILED = auto()
     NEUTRAL = auto()
     ABSENT = auto()
+    STRANGE = auto()
 
 
 @dataclass(slots=True)
@@ -72,12 +74,15 @@ class Breaker:
             return
         if mark is None:
             mark = self._marks[replica] = _Mark()
+        if outcome in (Outcome.ABSENT, Outcome.STRANGE):
+            mark.absent_until_s = now_s + ABSENT_S
+        if outcome is Outcome.STRANGE:
+            mark.is_probed = False
+            return
         if now_s - mark.failed_at_s > FORGIVEN_S:
             mark.ejections = 0
         mark.errors += 1
         mark.failed_at_s = now_s
-        if outcome is Outcome.ABSENT:
-            mark.absent_until_s = now_s + ABSENT_S
         has_failed_its_probe = mark.is_probed
         mark.is_probed = False
         if mark.out_until_s is not None and now_s < mark.out_until_s:

@@ -67,7 +67,7 @@ class Elsewhere(Exception):
 
     @classmethod
     def misrouted(cls, model: str, cause: str) -> Elsewhere:
-        return cls(cause, answers.misrouted(model), outcome=Outcome.NEUTRAL, is_misrouted=True)
+        return cls(cause, answers.misrouted(model), outcome=Outcome.STRANGE, is_misrouted=True)
 
 
 def away(model: str, error: EngineAway) -> Elsewhere:
