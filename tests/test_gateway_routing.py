@@ -332,6 +332,12 @@ def test_a_new_prompt_is_not_sent_to_one_that_is_busier_than_the_others() -> Non
     assert had == {"replica-0", "replica-1", "replica-3"}
 
 
+def test_who_is_busier_is_told_by_weight() -> None:
+    targets, busy = [_target("light"), _target("heavy", 4)], {"light": 1, "heavy": 2}
+    had = {_choose(Chooser(), targets, f"{number}{PAGE}", busy).target.replica for number in range(50)}
+    assert had == {"heavy"}
+
+
 def test_processes_with_loads_of_their_own_agree_on_new_prompts_more_often_than_by_load() -> None:
     targets, random, agreed = _targets(8), Random(1), Counter[str]()
     for number in range(200):

@@ -17,7 +17,7 @@ from math import inf, log
 from llmgw.gateway.admission import ModelEntry
 from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes, chain
 
-__all__ = ["NO_PROMPT", "Choice", "Chooser", "Prompt", "Target", "chain"]
+__all__ = ["PREFIX", "SESSION", "Choice", "Chooser", "Prompt", "Target", "chain"]
 
 ONLY, PREFIX, PREFIX_MISS = "only", "prefix", "prefix-miss"
 LEAST_LOADED, ROUND_ROBIN, SESSION = "least-loaded", "round-robin", "session"
@@ -60,9 +60,6 @@ class Prompt:
 
     chain: Chain = NO_CHAIN
     session: str = ""
-
-
-NO_PROMPT = Prompt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,9 @@ def _by_prefix(
     if len(holders) == 1:
         return holders[0], route
     first, second = _rendezvous(chain.key_after(depth), holders, targets, memories)
-    return second if busy[second] < busy[first] else first, route
+    if busy[second] * targets[first].weight < busy[first] * targets[second].weight:
+        return second, route
+    return first, route
 
 
 def _by_session(
