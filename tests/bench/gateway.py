@@ -115,7 +115,17 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "post.lua")
             script.write_text(program)
-            command = [wrk, "-t", "1", "-c", str(CONNECTIONS), "-d", f"{max(1, round(self.seconds))}s"]
+            command = [
+                wrk,
+                "-t",
+                "1",
+                "-c",
+                str(CONNECTIONS),
+                "-d",
+                f"{max(1, round(self.seconds))}s",
+                "--timeout",
+                "60s",
+            ]
             printed = subprocess.run(
                 on_core(self.other_core, [*command, "-s", str(script), proxy.url]),
                 stdout=subprocess.PIPE,

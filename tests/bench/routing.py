@@ -42,15 +42,15 @@ WAYS = ("round-robin", "least-loaded", "prefix")
 REPLICAS = 8
 REQUESTS = 600
 SHARES = (0, 25, 75)
-RATE_PER_S = 40.0
+RATE_PER_S = 25.0
 
 GROUPS = 64
 PROMPT_CHARACTERS = 4_096
-TOKENS = 24
+TOKENS = 16
 # 1024 blocks of 64 characters are 16 prompts; what the groups share at 75 % alone is three times as much.
-SIM = ["--ttft", "400ms", "--tpot", "20ms", "--kv-blocks", "1024", "--max-num-seqs", "32"]
+SIM = ["--ttft", "800ms", "--tpot", "20ms", "--kv-blocks", "1024", "--max-num-seqs", "32"]
 _TOKEN = re.compile(rb'"content": ?"[^"]')
-WARM_UP_PART = 0.25  # the first requests of a run fill the caches, and are not counted
+WARM_UP_PART = 0.3  # the first requests of a run fill the caches, and are not counted
 
 LIMITS = {
     "mean at 75 %, of round-robin's": 0.4,
