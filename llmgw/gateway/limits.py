@@ -282,8 +282,8 @@ class _Shared:
 
     async def _settle(self) -> None:
         """Gives back what has ended, and holds on to what has not."""
-        if self.is_away:
-            await self._redis.ping()
+        if self.is_away:  # one that is full answers, and takes nothing
+            await self._redis.set("llmgw/probe", self._process, ex=LEASE_S)
         while self._ended:
             name, member, tokens = self._ended[0]
             if member:
