@@ -229,18 +229,20 @@ async def test_what_a_killed_process_had_taken_falls_back(
 # --- Redis away ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["killed", "stopped"])
+@pytest.mark.parametrize("fault", ["killed", "stopped", "full"])
 async def test_redis_away_means_shares_and_no_waiting_until_it_is_back(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, limits.__name__)
     url, service = await asyncio.to_thread(start_redis)
-    key = _key(concurrency=4)
+    key = _key(concurrency=4, requests_per_minute=100)
     try:
         async with _running(url, 2) as one:
             held = await one.take(key, MODEL, 1)
             if fault == "killed":
                 await asyncio.to_thread(service.stop)
+            elif fault == "full":
+                await _give_memory(url, 1)
             else:
                 pid = await _pid(url)
                 os.kill(pid, signal.SIGSTOP)
@@ -253,8 +255,11 @@ async def test_redis_away_means_shares_and_no_waiting_until_it_is_back(
             held.give_back(1)
             (await one.take(key, MODEL, 1)).give_back(1)
             assert "Redis is away" in caplog.text
-            if fault == "stopped":
-                os.kill(pid, signal.SIGCONT)
+            if fault != "killed":
+                if fault == "full":
+                    await _give_memory(url, 0)
+                else:
+                    os.kill(pid, signal.SIGCONT)
 
                 async def is_back() -> bool:
                     return "Redis is back" in caplog.text
@@ -267,6 +272,12 @@ async def test_redis_away_means_shares_and_no_waiting_until_it_is_back(
             held_too.give_back(1)
     finally:
         await asyncio.to_thread(service.stop)
+
+
+async def _give_memory(url: str, size: int) -> None:
+    """0 is as much as there is."""
+    async with Redis.from_url(url) as client:
+        await client.config_set("maxmemory", size)
 
 
 async def _pid(url: str) -> int:
