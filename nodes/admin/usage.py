@@ -21,11 +21,11 @@ from nodes.models import Usage
 from nodes.reckoning import BY, SEES_ALL, SINCE, Answer, answer, ask, lasted
 from nodes.tallies import Tally
 
-SPANS = {"1h": "1 hour", "24h": "24 hours", "168h": "7 days", "720h": "30 days", "2160h": "90 days"}
+SPANS = {"1h": "hour", "24h": "24 hours", "168h": "7 days", "720h": "30 days", "2160h": "90 days"}
 APART = {"model": "model", "key": "key", "both": "key and model"}
 COUNTS = (
     *("requests", "errors", "left", "prompt tokens", "of them cached", "output tokens"),
-    *("TTFT p50", "p99", "TPOT p50", "p99", "hold p50"),
+    *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "hold p50"),
 )
 CODES_SHOWN = 3
 ASKED = ("since", "by", "key", "model")
@@ -57,10 +57,12 @@ class UsageAdmin(ReadOnlyAdmin):
             "says": _says(told, sees_all=request.user.has_perm(SEES_ALL)),
             "shown": _table(found, told) if found.lines else "",
             "choices": [
-                ("time", list(_choices(told, "since", SPANS, SINCE))),
-                ("what", list(_choices(told, "by", APART, "model"))),
+                ("in the last", list(_choices(told, "since", SPANS, SINCE))),
+                ("by", list(_choices(told, "by", APART, "model"))),
             ],
-            "clear": "?" if {"key", "model"} & told.keys() else "",
+            "clear": _query({name: told[name] for name in told if name not in ("key", "model")})
+            if {"key", "model"} & told.keys()
+            else "",
         }
         return TemplateResponse(request, "admin/nodes/usage/change_list.html", context)
 
@@ -89,7 +91,9 @@ def _query(told: dict[str, str], **changed: str) -> str:
 
 
 def _table(found: Answer, told: dict[str, str]) -> SafeString:
+    """Which errors there were is told where there is room for it."""
     apart = BY[found.question.by]
+    tells_codes = len(apart) == 1
     rows: list[list[Any]] = []
     for line in found.lines:
         names = {
@@ -97,9 +101,15 @@ def _table(found: Answer, told: dict[str, str]) -> SafeString:
             "model": _narrowing(told, "model", line.model, line.model),
         }
         rows.append([*(names[each] for each in apart), *_counts(line.tally)])
+        if tells_codes:
+            rows[-1].append(_codes(line.tally))
     if len(rows) > 1:
         rows.append(["total", *[""] * (len(apart) - 1), *_counts(found.total)])
-    return table((*apart, *COUNTS), rows, [""] * len(apart) + ["count"] * len(COUNTS))
+        if tells_codes:
+            rows[-1].append(_codes(found.total))
+    headings = [*apart, *COUNTS, *["which errors"] * tells_codes]
+    looks = [*["called"] * len(apart), *["count"] * len(COUNTS), *[""] * tells_codes]
+    return table(headings, rows, looks)
 
 
 def _narrowing(told: dict[str, str], name: str, value: str, word: str) -> SafeString | str:
@@ -114,11 +124,11 @@ def _counts(tally: Tally) -> list[Any]:
     cached = f"{tally.cached_tokens / tally.prompt_tokens:.0%}" if tally.prompt_tokens else "-"
     return [
         f"{tally.requests:,}",
-        _errors(tally),
+        f"{tally.errors:,}",
         f"{tally.left:,}",
-        f"{tally.prompt_tokens:,}",
+        _short(tally.prompt_tokens),
         cached,
-        f"{tally.completion_tokens:,}",
+        _short(tally.completion_tokens),
         lasted(tally.quantile("ttft", 0.5)),
         lasted(tally.quantile("ttft", 0.99)),
         lasted(tally.quantile("tpot", 0.5)),
@@ -127,10 +137,16 @@ def _counts(tally: Tally) -> list[Any]:
     ]
 
 
-def _errors(tally: Tally) -> SafeString | str:
-    if not tally.errors:
-        return "0"
+def _short(count: int) -> str:
+    """`9,999`, `12.3 k`, `4.56 M`: a sum of tokens is read at a glance."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= 10 * size or (count >= size and size > 1_000):
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,}"
+
+
+def _codes(tally: Tally) -> SafeString:
     often = sorted(tally.codes.items(), key=lambda item: (-item[1], item[0]))
-    told = ", ".join(f"{code} {times:,}" for code, times in often[:CODES_SHOWN])
-    more = ", ..." if len(often) > CODES_SHOWN else ""
-    return format_html("{}{}", f"{tally.errors:,}", said(told + more))
+    told = [f"{code} {times:,}" for code, times in often[:CODES_SHOWN]]
+    more = ["..."] if len(often) > CODES_SHOWN else []
+    return said(", ".join(told + more))
