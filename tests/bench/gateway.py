@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ CONNECTIONS = 64
 STREAMS = 200
 PROMPT_BYTES = 256 * 1024
 LASTING, LEAVING = 100_000, 10_000
+
+IDLE_PART, IDLE_EVERY_S = 0.2, 0.25  # of one core, over so long
 
 OURS = "llmgw"
 COLUMNS = {
@@ -140,7 +143,9 @@ class Bench:
     def row(self, proxy: Proxy, direct: Mapping[str, float], lasting: int, leaving: int) -> dict[str, float]:
         self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=min(1.0, self.seconds))  # warm-up
         per_s, cpu = self.throughput(proxy)
+        until_idle(proxy.pid)
         quiet = self.latency(proxy.url, proxy.key)
+        until_idle(proxy.pid)
         before_s = cpu_s(proxy.pid)
         paced = self.load(proxy.url, proxy.key, "streams", self.streams)
         per_chunk = (cpu_s(proxy.pid) - before_s) / paced["chunks"]
@@ -178,6 +183,18 @@ def _family(pid: int) -> list[psutil.Process]:
 def cpu_s(pid: int) -> float:
     """Used so far by a process and those it started."""
     return sum(sum(each.cpu_times()[:2]) for each in _family(pid))
+
+
+def until_idle(pid: int) -> None:
+    """A slow proxy is long at work for clients that have left: what comes next would wait behind that."""
+    used_s = -math.inf
+
+    def is_idle() -> bool:
+        nonlocal used_s
+        before_s, used_s = used_s, cpu_s(pid)
+        return used_s - before_s < IDLE_PART * IDLE_EVERY_S
+
+    wait_until(is_idle, "the proxy to come to rest", timeout_s=120, every_s=IDLE_EVERY_S)
 
 
 def rss_mib(pid: int) -> float:
