@@ -14,6 +14,7 @@ need not be, and a machine that may not join learns nothing here.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import io
 import shlex
@@ -98,12 +99,17 @@ def _files() -> set[Path]:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += _imported(path)
+            waiting += _imported(path, (ROOT / path).stat().st_mtime_ns)
     return own | found | set(BESIDE)
 
 
-def _imported(path: Path) -> Iterator[Path]:
-    """The files of our own that a file imports, and of the packages they are in."""
+@functools.lru_cache(maxsize=1_000)
+def _imported(path: Path, changed_ns: int) -> tuple[Path, ...]:
+    """The files of our own that a file imports, and of the packages they are in. changed_ns: of the file."""
+    return tuple(_files_of_imports(path))
+
+
+def _files_of_imports(path: Path) -> Iterator[Path]:
     for node in ast.walk(ast.parse((ROOT / path).read_bytes())):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -50,8 +50,8 @@ class Machine:
         self.environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
 
     @property
-    def listen(self) -> tuple[str, str]:
-        return "--listen", f"127.0.0.1:{self.port}"
+    def listen(self) -> tuple[str, ...]:
+        return ("--listen", f"127.0.0.1:{self.port}") if self.port else ()
 
     def paste(self, line: str, token: str) -> str:
         """The line, as it was printed but for what an operator adds; what it said."""
@@ -267,6 +267,18 @@ def test_a_port_that_is_taken_is_told_before_anything_is_used_up(trial: Trial, t
         "or port with --listen."
     )
     assert trial.api("GET", f"join-tokens/{made['id']}")["state"] == "live"
+
+
+def test_an_agent_listens_where_the_control_plane_was_reached_from(trial: Trial, tmp_path: Path) -> None:
+    machine, made = Machine(trial, tmp_path), new_token(trial, "by-itself")
+    machine.port = 0
+    said = machine.join(made["token"])
+    where = "127.0.0.1:8378"
+    if said:  # somebody else has that port on this machine
+        assert f"The agent cannot listen on {where}" in said
+    else:
+        assert f'listen = "{where}"' in (machine.home / "agent.toml").read_text()
+        assert trial.api("GET", "nodes/by-itself")["address"] == f"http://{where}"
 
 
 def test_a_token_that_another_machine_has_used_opens_nothing(

@@ -72,7 +72,7 @@ REFUSALS = (
 
 def join(home: Home, given: Namespace, token: str) -> None:
     """Raises one of REFUSALS."""
-    control_plane = parse_control_plane(given.control_plane or "", is_plain_allowed=True)  # judged below
+    control_plane = parse_control_plane(given.control_plane or "", is_plain_allowed=True)
     if not control_plane:
         raise JoinError(
             "The join needs --control-plane; run the line that `manage.py node_join_token` prints."
@@ -109,8 +109,11 @@ def _told(home: Home, given: Namespace, control_plane: str) -> dict[str, Any]:
     if home.toml.exists():
         return _kept(home, flags)
     told: dict[str, Any] = {"identity": str(home.identity), "state": str(home.state), **flags}
-    told.setdefault("listen", f"{_way_to(control_plane)}:{PORT}")
-    address, _ = parse_listen(told["listen"], is_plain_allowed=told.get("plain_http", False))
+    is_plain_allowed = told.get("plain_http", False)
+    parse_control_plane(control_plane, is_plain_allowed=is_plain_allowed)  # before anything is asked there
+    if "listen" not in told:
+        told["listen"] = f"{_way_to(control_plane)}:{PORT}"
+    address, _ = parse_listen(told["listen"], is_plain_allowed=is_plain_allowed)
     if not is_loopback(address) and "tls_certificate" not in told and home.has_certificate():
         told |= {"tls_certificate": str(home.certificate), "tls_key": str(home.key)}
     return told
