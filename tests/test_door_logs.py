@@ -7,13 +7,15 @@ import io
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.db import connections
 from django.test import AsyncClient, Client
 
 from nodes.actions import register_node
@@ -111,8 +113,15 @@ def test_a_log_and_the_ends_of_its_processes_are_told_by_every_door(
     assert not one_pass().has_changed
 
 
-async def followed(replica: Replica, api: Api) -> Any:
-    answer: Any = await AsyncClient().get(
+@pytest.fixture
+async def browser() -> AsyncIterator[AsyncClient]:
+    """As ASGI has it: views run in a thread, which has a connection of its own to the database."""
+    yield AsyncClient()
+    await sync_to_async(connections.close_all)()
+
+
+async def followed(browser: AsyncClient, replica: Replica, api: Api) -> Any:
+    answer: Any = await browser.get(
         f"/api/replicas/{replica.pk}/log?follow=true&tail=1", headers={"Authorization": f"Bearer {api.text}"}
     )
     assert (answer.status_code, answer.streaming) == (200, True)
@@ -123,9 +132,9 @@ async def followed(replica: Replica, api: Api) -> Any:
 
 @pytest.mark.django_db(transaction=True)
 async def test_who_follows_a_log_and_goes_makes_room_for_others(
-    agent: AgentProcess, ready: Replica, api: Api
+    agent: AgentProcess, ready: Replica, api: Api, browser: AsyncClient
 ) -> None:
-    pieces = await followed(ready, api)
+    pieces = await followed(browser, ready, api)
     assert followers.count == 1
     with pytest.raises(TimeoutError):  # as Django cancels what it answers to somebody who has gone
         await asyncio.wait_for(anext(pieces), 0.5)
@@ -134,10 +143,10 @@ async def test_who_follows_a_log_and_goes_makes_room_for_others(
 
 @pytest.mark.django_db(transaction=True)
 async def test_a_log_is_followed_until_the_engine_is_over(
-    agent: AgentProcess, ready: Replica, api: Api
+    agent: AgentProcess, ready: Replica, api: Api, browser: AsyncClient
 ) -> None:
     pid = agent.rank(str(ready.pk))["pid"]
-    pieces = await followed(ready, api)
+    pieces = await followed(browser, ready, api)
     assert followers.count == 1
     with log_file(agent, ready).open("ab", buffering=0) as log:
         log.write(HOSTILE)
