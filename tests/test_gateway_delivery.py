@@ -84,7 +84,7 @@ def all_stages(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
     log = tmp_path_factory.mktemp("log") / "access.jsonl"
-    settings = {"HOLD_S": 1, "IDLE_S": 0.5, "FIRST_BYTE_S": 0.8, "COMMENT_S": 0.1, "ACCESS_LOG": str(log)}
+    settings = {"HOLD_S": 1, "IDLE_S": 0.5, "FIRST_BYTE_S": 1, "COMMENT_S": 0.1, "ACCESS_LOG": str(log)}
     with playing_for_many(
         django_db_blocker, **{f"LLMGW_{name}": value for name, value in settings.items()}
     ) as play:

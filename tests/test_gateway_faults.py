@@ -125,7 +125,7 @@ def all_storms(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Storm]:
     log = tmp_path_factory.mktemp("log") / "access.jsonl"
-    settings = {"HOLD_S": 5, "IDLE_S": 0.4, "FIRST_BYTE_S": 0.4, "STALL_S": 1, "ACCESS_LOG": str(log)}
+    settings = {"HOLD_S": 5, "IDLE_S": 1, "FIRST_BYTE_S": 1, "STALL_S": 1, "ACCESS_LOG": str(log)}
     with playing_for_many(
         django_db_blocker, **{f"LLMGW_{name}": value for name, value in settings.items()}
     ) as play:

@@ -104,7 +104,8 @@ class Client:
             await self.begin(200, _STREAM_HEADERS)
 
     def close(self) -> None:
-        """Nothing comes after this, however the request ended."""
+        """Nothing comes after this but a refusal, however the request ended."""
+        self._watch = None
         if self._beat is not None:
             self._beat.cancel()
         if self._commenting is not None:
@@ -116,7 +117,7 @@ class Client:
             self._beat.cancel()
             self._beat = None
         if self._commenting is not None:
-            await self._taken(self._commenting)
+            await self._taken(asyncio.wait((self._commenting,)))
 
     def _set_beat(self, after_s: float) -> None:
         if self._beat is not None:
@@ -153,7 +154,7 @@ class Client:
     async def _hand_over(self, message: MutableMapping[str, Any]) -> None:
         await self._taken(self._send(message))
 
-    async def _taken(self, sending: Awaitable[None]) -> None:
+    async def _taken(self, sending: Awaitable[object]) -> None:
         """Waits while the server's buffer for this client is full."""
         try:
             if self._watch is not None:

@@ -124,17 +124,19 @@ class Relay:
             try:
                 return await self._try(call, choice, client, watch, patience)
             except Elsewhere as failure:
-                log.warning("Replica %s of %s %s", choice.target.replica, call.model.name, failure)
-                held = replace(held, cause=str(failure))
+                refused = failure.refused
+                if str(failure) != held.cause:  # who waits for one to come back tells of it once
+                    log.warning("Replica %s of %s %s", choice.target.replica, call.model.name, failure)
+                    held = replace(held, cause=str(failure))
                 if failure.outcome is Outcome.ABSENT:
-                    self._demand.ask_to_look()
+                    refused = answers.still_away(call.model.name, held.cause, monotonic() - budget.begun_s)
                 else:
                     tried[choice.target.replica] = choice.target
                     tries += 1
                     budget.tries_left -= 1
                 has_more = tries < TRIES_OF_MODEL and budget.allows_another(monotonic(), passage.held_s)
                 if failure.is_final or not has_more:
-                    raise failure.refused from None
+                    raise refused from None
                 choice = await self._another(call, choice, failure, tried, may_wait=may_wait)
 
     async def _another(
@@ -196,7 +198,8 @@ class Relay:
     ) -> None:
         """One request to one engine, from its first byte to its last. Raises Elsewhere or Refused while
         nothing of its answer has been passed on."""
-        target, passage, outcome = choice.target, call.passage, Outcome.NEUTRAL
+        target, passage = choice.target, call.passage
+        outcome, is_gone = Outcome.NEUTRAL, False
         passage.replica, passage.route = target.replica, choice.route
         passage.attempts += 1
         passage.sent_at_s, passage.first_byte_at_s = monotonic(), None
@@ -214,19 +217,22 @@ class Relay:
                 )
                 try:
                     outcome = await delivery.deliver(answer)
+                    is_gone = outcome is Outcome.FAILED
                 finally:
                     answer.close()
         except EngineAway as error:
             failure = away(call.model.name, error)
-            outcome = failure.outcome
+            outcome, is_gone = failure.outcome, True
             raise failure from error
         except Elsewhere as failure:
-            outcome = failure.outcome
+            outcome, is_gone = failure.outcome, failure.is_repeatable
             raise
         except Refused:  # by an engine that is well
             outcome = Outcome.FINE
             raise
         finally:
+            if is_gone:  # the reconciler will know in a moment, instead of at its next pass
+                self._demand.ask_to_look()
             others = [each for each in self._table.current.targets_of(call.model) if each is not target]
             self._breaker.tell(target.replica, outcome, monotonic(), others)
 

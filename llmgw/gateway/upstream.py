@@ -8,6 +8,7 @@ is an EngineAway whose text finishes the sentence "the replica ...".
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from collections.abc import Mapping
 from functools import lru_cache
@@ -25,6 +26,8 @@ closes."""
 DEAD_AFTER_S, PROBE_EVERY_S = 35, 5
 """A connection whose other end is gone without a word is ended after so long, in the middle of an answer
 too."""
+LARGE_BYTES = 1024 * 1024
+"""A body from here on goes out in pieces: at once, it would hold up all other requests."""
 
 CLIENT_HEADERS = ("traceparent", "tracestate")
 """What of a client's headers reaches an engine."""
@@ -32,15 +35,13 @@ CLIENT_HEADERS = ("traceparent", "tracestate")
 
 class EngineAway(Exception):
     """The replica did not answer, or stopped in the middle. `is_absent`: it took no connection, so it never
-    saw the request. `was_dropped`: it closed a connection that may have been an old one, kept from an earlier
-    request."""
+    saw the request. `was_dropped`: its connection broke, which may have been an old one, kept from an earlier
+    request, or the end of a process that comes back."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(_cause(error))
         self.is_absent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        self.was_dropped = not self.is_absent and isinstance(
-            error, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
-        )
+        self.was_dropped = not (self.is_absent or isinstance(error, TimeoutError))
 
 
 class Answer:
@@ -99,7 +100,7 @@ class Upstream:
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=True, socket_factory=_socket
+                limit=0, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=True, socket_factory=connecting_socket
             ),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -132,7 +133,7 @@ class Upstream:
         }
         asking = self._session.post(
             _url(target.origin, path),
-            data=body,
+            data=body if len(body) < LARGE_BYTES else io.BytesIO(body),
             headers=headers,
             allow_redirects=False,
             timeout=_timeout(connect_s),
@@ -163,7 +164,8 @@ class Upstream:
         return told if len(told) <= limit_bytes else b""
 
 
-def _socket(address: Any) -> socket.socket:
+def connecting_socket(address: Any) -> socket.socket:
+    """One that notices when the other end is gone without a word."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
