@@ -78,6 +78,7 @@ class Command(BaseCommand):
 
             supervisor = Supervisor(stop_s=STOP_S, on_started=greet)
             environment = {
+                "LLMGW_ACCESS_LOG": str(var / "access.log"),  # the terminal is for what needs a person
                 **os.environ,
                 "LLMGW_PLAIN_HTTP": "1",
                 "LLMGW_DRAIN_S": str(STOP_S // 2),
