@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from llmgw.gateway import admission
+from llmgw.gateway.patience import Watch
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -50,20 +51,23 @@ class Bodies:
             if name == b"content-length" and int(value) > limit:
                 raise admission.body_too_large(limit)
         pieces = []
+        clock, watch = asyncio.get_running_loop().time, Watch(self._body_s)
+        until_s = clock() + self._body_s
         try:
-            async with asyncio.timeout(self._body_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    piece = message.get("body", b"")
-                    if room.size + len(piece) > limit:
-                        raise admission.body_too_large(limit)
-                    admission.check_room(len(piece), self.held_bytes, self.max_held_bytes)
-                    self.held_bytes += len(piece)
-                    room.size += len(piece)
-                    pieces.append(piece)
-                    if not message.get("more_body", False):
-                        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            while True:
+                message = await watch.within(until_s - clock(), receive())
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                piece = message.get("body", b"")
+                if room.size + len(piece) > limit:
+                    raise admission.body_too_large(limit)
+                admission.check_room(len(piece), self.held_bytes, self.max_held_bytes)
+                self.held_bytes += len(piece)
+                room.size += len(piece)
+                pieces.append(piece)
+                if not message.get("more_body", False):
+                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except TimeoutError:
             raise admission.body_too_slow(self._body_s) from None
+        finally:
+            watch.close()
