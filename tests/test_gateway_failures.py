@@ -36,6 +36,7 @@ pytestmark = pytest.mark.lasting_database
 @pytest.fixture(scope="module")
 def all_plays(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Play]:
     with playing_for_many(django_db_blocker, LLMGW_HOLD_S=1) as play:
+        play.model.profiles.update(weight=2)  # one of 1 stands for none
         change(play.model, can_embeddings=True)
         yield play
 

@@ -61,8 +61,8 @@ class Breaker:
         if mark is not None and mark.out_until_s is not None:
             mark.is_probed = True
 
-    def tell(self, replica: str, outcome: Outcome, now_s: float, others: Iterable[Target]) -> None:
-        """`others` are the replicas that serve the same model besides this one."""
+    def tell(self, replica: str, outcome: Outcome, now_s: float, there: Iterable[Target]) -> None:
+        """`there` are all replicas that serve the same model."""
         mark = self._marks.get(replica)
         if outcome is Outcome.FINE:
             if mark is not None:
@@ -88,7 +88,8 @@ class Breaker:
         if mark.out_until_s is not None and now_s < mark.out_until_s:
             return  # begun before it was ejected
         if has_failed_its_probe or (
-            mark.errors >= ERRORS and any(self._is_in(other.replica, now_s) for other in others)
+            mark.errors >= ERRORS
+            and any(other.replica != replica and self._is_in(other.replica, now_s) for other in there)
         ):
             mark.ejections += 1
             mark.out_until_s = now_s + min(EJECTED_S * mark.ejections, LONGEST_S)

@@ -190,7 +190,8 @@ class Relay:
         return [
             name
             for name, target in tried.items()
-            if (entry := replicas.get(name)) is not None and entry.target == target
+            if (entry := replicas.get(name)) is not None
+            and (entry.target.origin, entry.target.key) == (target.origin, target.key)
         ]
 
     async def _try(
@@ -233,8 +234,8 @@ class Relay:
         finally:
             if is_gone:  # the reconciler will know in a moment, instead of at its next pass
                 self._demand.ask_to_look()
-            others = [each for each in self._table.current.targets_of(call.model) if each is not target]
-            self._breaker.tell(target.replica, outcome, monotonic(), others)
+            there = self._table.current.targets_of(call.model)
+            self._breaker.tell(target.replica, outcome, monotonic(), there)
 
     @contextlib.contextmanager
     def _taken(self, model: ModelEntry, target: Target) -> Iterator[None]:
