@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_view
 from rest_framework import serializers as shapes
 
 from catalog.reading import NAME_LIMIT, TEXT_LIMIT
 from catalog.schema import MODEL_NAME, WHY, fields
 from catalog.schema.beside import GONE, LOCATION
+from catalog.schema.refusals import REFUSALS, ErrorsSerializer
 from nodes.agenda import BUCKETS
 from nodes.logs import TAIL_LINES_LIMIT
 from nodes.models import Replica
@@ -193,7 +194,7 @@ describe_nodes = extend_schema_view(
     destroy=extend_schema(
         summary="Forget a node that is drained, and empty or lost",
         parameters=[_NAME, WHY],
-        responses={204: GONE},
+        responses={204: GONE, 409: OpenApiResponse(ErrorsSerializer, REFUSALS["409"])},
     ),
 )
 _CORDONING: dict[str, Any] = {
@@ -304,9 +305,7 @@ class UsageSerializer(shapes.Serializer):
 describe_usage = extend_schema(
     summary="What was used, by key and model",
     parameters=[
-        OpenApiParameter(
-            "since", str, description=f"How long ago, such as 720h; {SINCE} unless told."
-        ),
+        OpenApiParameter("since", str, description=f"How long ago, such as 720h; {SINCE} unless told."),
         OpenApiParameter("by", str, enum=list(BY), description="What is told apart; both unless told."),
         OpenApiParameter("key", str, description="Of this key alone: its id or its name."),
         OpenApiParameter("model", str, description="Of this model alone: its name or an alias."),
