@@ -24,9 +24,7 @@ class Command(BaseCommand):
         parser.add_argument("--key", default="", help="of this key: its id or its name")
         parser.add_argument("--model", default="", help="of this model")
         parser.add_argument("--since", default=SINCE, metavar="TIME", help=f"how long ago ({SINCE})")
-        parser.add_argument(
-            "--by", choices=BY, default="both", help="told apart by key, model or both"
-        )
+        parser.add_argument("--by", choices=BY, default="both", help="told apart by key, model or both")
         add_json(parser)
 
     def handle(self, *args: Any, key: str, model: str, since: str, by: str, **options: Any) -> None:
