@@ -191,11 +191,14 @@ def test_a_model_that_cannot_do_it_names_those_that_the_key_may_use(play: Play) 
 
 def test_media_from_an_allowed_host_passes(play: Play) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "https://images.example/a.png"}}]
-    with _on_engine(play, "vllm", "sees-1", can_vision=True):
+    with _on_engine(play, "vllm", "sees-1", can_vision=True, context_length=1000, max_output=10):
         chat = {"model": "sees-1", "messages": [{"role": "user", "content": parts}]}
         assert play.chat(**chat).choices
         parts[0]["image_url"] = {"url": "https://images.example.evil.example/a.png"}
         assert play.refused(**chat).body["code"] == "remote_media"
+    assert [heard.path for heard in play.engine.heard] == ["/v1/chat/completions"], (
+        "no tokenizer counts images"
+    )
 
 
 # --- context and output -------------------------------------------------------------------------------------

@@ -94,6 +94,19 @@ def test_an_answer_too_long_is_refused_otherwise(choice: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "prompt", "has_room"),
+    [
+        pytest.param(0, UNKNOWN, True, id="no limit, and so nothing to find room for"),
+        pytest.param(100, Span.of_bytes(10), True, id="a short prompt"),
+        pytest.param(100, Span.of_bytes(30_000), False, id="a long one"),
+        pytest.param(100, UNKNOWN, False, id="nobody knows how long it is"),
+    ],
+)
+def test_whether_the_longest_answer_surely_fits(limit: int, prompt: Span, has_room: bool) -> None:
+    assert needs.has_room_for_most(ModelEntry(1, "m", max_output=limit), 8192, prompt) is has_room
+
+
+@pytest.mark.parametrize(
     ("limit", "prompt", "length", "given"),
     [
         pytest.param(0, Span.of_bytes(10), 8192, None, id="no limit to keep"),

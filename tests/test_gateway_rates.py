@@ -17,16 +17,19 @@ pytestmark = pytest.mark.one_database
 def test_what_was_used_slides_out_in_the_minute_after() -> None:
     windows = Windows()
     windows.add("a", 60, 600.0)
-    used = [round(windows.used("a", 600 + at_s)) for at_s in (0, 59, 60, 90, 119, 120)]
-    assert used == [60, 60, 60, 30, 1, 0]
-    assert windows.used("b", 600) == 0
+    assert [_room(windows, "a", 600 + at_s) for at_s in (0, 59, 60, 90, 119, 120)] == [0, 0, 0, 30, 59, 60]
+
+
+def _room(windows: Windows, name: str, now_s: float) -> int:
+    """How much of a limit of 60 is left."""
+    return max(amount for amount in range(61) if windows.wait_s(name, amount, 60, now_s) == 0)
 
 
 def test_counters_do_not_know_of_each_other() -> None:
     windows = Windows()
     windows.add("a", 5, 0)
     windows.add("b", 7, 0)
-    assert (windows.used("a", 1), windows.used("b", 1)) == (5, 7)
+    assert [_room(windows, name, 1) for name in ("a", "b", "c")] == [55, 53, 60]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_within_the_limit_whatever_comes_and_after_the_wait_there_is_room(
         elif amount <= limit:
             assert windows.wait_s("a", amount, limit, now_s + wait_s + 0.001) == 0
             assert wait_s <= 2 * MINUTE_S
-        assert windows.used("a", now_s) <= limit
+        assert windows.wait_s("a", 0, limit, now_s) == 0, "the limit was never passed"
 
 
 @given(uses=USES, limit=st.integers(1, 20))

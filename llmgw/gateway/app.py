@@ -285,15 +285,16 @@ class GatewayApp:
         endpoint, asked = wanted.endpoint, wanted.output_tokens or None
         if not endpoint.output_fields and not endpoint.capability:
             return wanted, fields
-        targets = needs.fitting(model, self.table.current.targets_of(model), wanted)
-        context_length = needs.context_of(model, self.table.current.targets_of(model))
         output = needs.allowed_output(model, asked)
         if output != asked:
             wanted = replace(wanted, output_tokens=output or 0)
+        targets = self.table.current.targets_of(model)
+        context_length = needs.context_of(model, targets)
         is_sure = needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
         has_room = asked is not None or needs.has_room_for_most(model, context_length, wanted.prompt)
-        if not (is_sure and has_room) and targets:
-            counted = await self._tokens.count(targets[0], endpoint, fields)
+        if not (is_sure and has_room) and wanted.prompt.most is not None:
+            able = needs.fitting(model, targets, wanted)
+            counted = await self._tokens.count(able[0], endpoint, fields) if able else None
             if counted is not None:
                 wanted = replace(wanted, prompt=Span.counted(counted))
                 needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)

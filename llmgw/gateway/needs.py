@@ -166,7 +166,7 @@ def allowed_output(model: ModelEntry, asked: int | None) -> int | None:
 def has_room_for_most(model: ModelEntry, context_length: int, prompt: Span) -> bool:
     """Whether a request that asks for no number can be given the model's greatest: an engine refuses one that
     does not fit behind the prompt."""
-    if not context_length:
+    if not model.max_output or not context_length:
         return True
     likely = prompt.likely_most
     return likely is not None and likely + model.max_output <= context_length

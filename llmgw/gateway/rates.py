@@ -22,10 +22,6 @@ class Windows:
     def __init__(self) -> None:
         self._counters: dict[str, tuple[int, float, float]] = {}
 
-    def used(self, name: str, now_s: float) -> float:
-        _, before, current = self._at(name, now_s)
-        return before * (1 - now_s % MINUTE_S / MINUTE_S) + current
-
     def add(self, name: str, amount: float, now_s: float) -> None:
         if len(self._counters) >= COUNTERS_LIMIT and name not in self._counters:
             self._drop_quiet(int(now_s // MINUTE_S))
