@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from django.conf import settings as django_settings
-from django.db import transaction
+from django.db import connection, transaction
 
 from catalog.models import Model, Revision, Tombstone, database_now
 from llmgw.gateway.holding import WAITING_LIMIT
@@ -219,8 +219,14 @@ def test_who_meets_a_last_replica_that_drains_waits_for_the_next(
 def test_an_engine_that_drains_before_the_table_says_so_is_left_for_the_next(
     play: Play, pool: ThreadPoolExecutor
 ) -> None:
+    def leave_the_table() -> None:
+        try:
+            change(play.replica, state="draining", wanted="drain")
+        finally:
+            connection.close()  # it is this thread's own
+
     async def drains(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.to_thread(change, play.replica, state="draining", wanted="drain")
+        await asyncio.to_thread(leave_the_table)
         return web.json_response(
             {"error": {"message": "cannot schedule new futures after shutdown"}}, status=500
         )

@@ -171,7 +171,7 @@ class Relay:
             self._breaker.routable(targets, monotonic()),
             self._in_flight,
             call.prompt,
-            without=self._still_there(tried),
+            without=self._still_there(tried) if tried else (),
         )
         if choice is not None:
             self._breaker.ask(choice.target.replica)
