@@ -163,6 +163,12 @@ def go_on(load: Load) -> None:
     assert load.failed == []
 
 
+def wait_until_the_clock_is(world: World, away: timedelta) -> None:
+    wait_until(
+        lambda: abs(world.date() - datetime.now(UTC) - away) < timedelta(minutes=1), "the clock to jump"
+    )
+
+
 def test_postgresql_restarts_and_the_wall_clock_jumps(world: World) -> None:
     stranger = KeyText.from_bytes(b"nobody", b"a secret that is not known").reveal()
     with load_with(world, world.ada) as load:
@@ -174,10 +180,7 @@ def test_postgresql_restarts_and_the_wall_clock_jumps(world: World) -> None:
         assert (status, "database_away" in body) == (503, True)
         for offset, away in (("+3d", timedelta(days=3)), ("-2h", timedelta(hours=-2))):
             world.clock.jump(offset)
-            wait_until(
-                lambda away=away: abs(world.date() - datetime.now(UTC) - away) < timedelta(minutes=1),
-                "the clock to jump",
-            )
+            wait_until_the_clock_is(world, away)
             go_on(load)
         world.postgresql.start()
         wait_until(lambda: "away" not in world.readiness()[1], "it to be back", timeout_s=5)
