@@ -256,6 +256,21 @@ def test_a_models_own_time_outs_count(stage: Stage) -> None:
     wait_until(lambda: stage.stream()[-1] == b"data: [DONE]", "the edit to be taken back")
 
 
+def test_a_stream_is_over_with_its_last_word_even_where_its_engine_lingers(stage: Stage) -> None:
+    async def lingers(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        await _streaming("One")(request, fields)
+        return await never(request, fields)
+
+    change(stage.play.model, timeout_idle_ns=60_000_000_000)
+    stage.play.engine.script = _streaming("One", pause_s=0.7)
+    wait_until(lambda: stage.stream()[-1] == b"data: [DONE]", "the edit to count")
+    stage.play.engine.script = lingers
+    assert stage.stream()[-1] == b"data: [DONE]"
+    change(stage.play.model, timeout_idle_ns=0)
+    stage.play.engine.script = _streaming("One", pause_s=0.7)
+    wait_until(lambda: b"stream_cut" in stage.stream()[-1], "the edit to be taken back")
+
+
 # --- plain answers of engines that cannot cancel them -------------------------------------
 
 

@@ -20,7 +20,7 @@ from llmgw.gateway.admission import Refused
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.streams import Dialect
-from llmgw.gateway.surface import OPENAI, error_body
+from llmgw.gateway.surface import ANTHROPIC, OPENAI, error_body
 
 _COMMON_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -103,6 +103,10 @@ class Client:
         if not self.has_begun:
             await self.begin(200, _STREAM_HEADERS)
 
+    async def be_quiet(self) -> None:
+        """The last word has been said: no comment comes after it."""
+        await self._settle(goes_on=False)
+
     def close(self) -> None:
         """Nothing comes after this but a refusal, however the request ended."""
         self._watch = None
@@ -149,6 +153,8 @@ class Client:
         self.has_begun = True
         self._passage.status = status
         headers = [*_COMMON_HEADERS, *headers, *_told(self._passage)]
+        if self.shape == ANTHROPIC:
+            headers.append((b"request-id", self._passage.request_id.encode()))
         return {"type": "http.response.start", "status": status, "headers": headers}
 
     async def _hand_over(self, message: MutableMapping[str, Any]) -> None:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 ERROR_LIMIT_BYTES = 64 * 1024
 LOGGED_BYTES = 500
+LINGER_S = 1.0
+"""For an engine to end its body after its last word, so that its connection may be used again."""
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CONTENT = {"chat": "choices", "completion": "choices", "embedding": "data"}
@@ -102,7 +104,7 @@ class Delivery:
             return await self._gather(answer)
         if is_stream and self._call.wants_stream:
             return await self._pass_stream_on(answer)
-        if is_stream or self._client.has_begun:
+        if is_stream:
             raise _unreadable(self._model, "answered in another way than it was asked to")
         return await self._pass_on(answer)
 
@@ -128,6 +130,8 @@ class Delivery:
         needed = _CONTENT.get(self._call.endpoint.kind)
         if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
             raise _unreadable(self._model, "answered with nothing")
+        if self._client.has_begun:  # a comment was due meanwhile
+            raise _unreadable(self._model, "answered in another way than it was asked to")
         self._count(answers.tokens_of({"usage": usage}))
         echo = self._call.echo_for(self._target)
         await self._client.answer(body if echo is None else echo(body))
@@ -136,7 +140,7 @@ class Delivery:
     async def _gather(self, answer: Answer) -> Outcome:
         stream, assembly, size = EventStream(), Assembly(), 0
         try:
-            while piece := await answer.piece(self._idle_s if stream.has_content else self._first_byte_s):
+            while piece := await answer.piece(self._patience_with(stream)):
                 size += len(piece)
                 if size > ANSWER_LIMIT_BYTES:
                     raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
@@ -168,7 +172,7 @@ class Delivery:
         echo = self._call.echo_for(self._target)
         kept, is_passed_on, cause = b"", False, "closed the connection"
         try:
-            while piece := await answer.piece(self._idle_s if is_passed_on else self._first_byte_s):
+            while piece := await answer.piece(self._patience_with(stream)):
                 events = stream.feed(piece)
                 if events:
                     if not is_passed_on:
@@ -182,6 +186,8 @@ class Delivery:
                         await client.begin_stream()
                         events, is_passed_on = kept, True
                     await client.write(events if echo is None else echo(events))
+                if stream.is_done:
+                    await client.be_quiet()
                 if stream.error is not None:
                     break
         except EngineAway as error:
@@ -209,6 +215,11 @@ class Delivery:
             return await self._break_off(answers.cut_short(self._model, cause), cause)
         await client.write(rest, is_last=True)
         return Outcome.FINE
+
+    def _patience_with(self, stream: EventStream) -> float:
+        if stream.is_done:
+            return LINGER_S
+        return self._idle_s if stream.has_content else self._first_byte_s
 
     async def _break_off(self, refused: Refused, cause: str, *, is_its_fault: bool = True) -> Outcome:
         log.warning("Replica %s of %s %s in the middle of a stream", self._target.replica, self._model, cause)
