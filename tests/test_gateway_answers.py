@@ -88,6 +88,28 @@ def test_an_engines_error_keeps_its_status_and_words(
 
 
 @pytest.mark.parametrize(
+    ("message", "is_too_long"),
+    [
+        pytest.param(
+            "The input (600 tokens) is longer than the model's context length (512 tokens).",
+            True,
+            id="sglang: the prompt",
+        ),
+        pytest.param(
+            "Requested token count exceeds the model's maximum context length of 512 tokens.",
+            True,
+            id="sglang: prompt and answer",
+        ),
+        pytest.param("'context' is not a valid role", False, id="something else"),
+    ],
+)
+def test_what_does_not_fit_has_one_name_whoever_says_so(message: str, is_too_long: bool) -> None:
+    body = json.dumps({"object": "error", "message": message, "code": 400}).encode()
+    expected = "context_length_exceeded" if is_too_long else "engine_error"
+    assert answers.engine_error(400, body, "m").code == expected
+
+
+@pytest.mark.parametrize(
     ("status", "body"),
     [
         pytest.param(500, b"<html>Internal Server Error</html>", id="a page"),

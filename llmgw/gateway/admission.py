@@ -77,6 +77,8 @@ class Refused(Exception):
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        elif self.status >= 500:  # OpenAI's and Anthropic's clients ask again unless they are told not to
+            headers.append((b"x-should-retry", b"false"))
         if self.allow:
             headers.append((b"allow", self.allow.encode()))
         if self.status == 401:

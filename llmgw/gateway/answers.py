@@ -88,6 +88,13 @@ _NOT_ITS_FAULT = re.compile(
 )
 
 
+_NO_ROOM = re.compile(
+    r"exceeds? the available context size|Context size has been exceeded|maximum context length (?:is|of) \d|"
+    r"longer than the model's context length|greater than max_model_len"
+)
+"""What llama.cpp, vllm and sglang say of a request that does not fit."""
+
+
 def is_clients_fault(status: int, body: bytes) -> bool:
     """Whether an engine that is well says 5xx of a request that no engine could answer (llama.cpp does)."""
     return status == 501 or (status == 500 and _NOT_ITS_FAULT.search(_message(_parsed(body))) is not None)
@@ -115,13 +122,16 @@ def engine_error(status: int, body: bytes, model: str) -> Refused:
         return unreadable(model)
     detail = error["error"] if isinstance(error.get("error"), dict) else error
     code, kind, param = (detail.get(name) for name in ("code", "type", "param"))
+    if _NO_ROOM.search(message):
+        code = "context_length_exceeded"  # as it is called where the gateway sees it first
+    is_worth_another = status == 429 or (status >= 500 and not is_clients_fault(status, body))
     return Refused(
         status,
         code if isinstance(code, str) else "engine_error",
         message[:ERROR_TEXT_LIMIT],
         kind=kind if isinstance(kind, str) else "",
         param=param if isinstance(param, str) else None,
-        retry_after_s=RETRY_SOON_S if status in (429, 502, 503, 504) else None,
+        retry_after_s=RETRY_SOON_S if is_worth_another else None,
     )
 
 
