@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client
@@ -15,7 +17,16 @@ from django.utils.html import escape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.actions import ChangedSince, edit_key, import_catalog, mint_key, remove_model, revoke_key
+from catalog.actions import (
+    ChangedSince,
+    edit_key,
+    import_catalog,
+    mint_key,
+    patch_model,
+    remove_model,
+    remove_models,
+    revoke_key,
+)
 from catalog.keys import KeyText
 from catalog.models import Event, Key, Model, Revision
 from catalog.parts import LIMIT_KEYS, Limits
@@ -309,6 +320,18 @@ def _removed_by_verb() -> None:
     remove_model("tiny", by="alice", door="command", after_change=int)
 
 
+def _removed_in_a_knot() -> None:
+    edit: dict[str, Any] = {
+        "by": "alice",
+        "door": "command",
+        "ask_paths": nobody_is_asked,
+        "after_change": int,
+    }
+    for name, other in (("tiny", "big"), ("big", "tiny")):
+        patch_model(name, {"fallbacks": [other]}, **edit)
+    remove_models(["tiny", "big"], by="alice", door="admin", after_change=int)
+
+
 def _removed_by_import() -> None:
     big = Model.objects.get(name="big").spec.as_dict()
     how: dict[str, Any] = {"ask_paths": nobody_is_asked, "after_change": int}
@@ -316,7 +339,14 @@ def _removed_by_import() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("remove", [_removed_by_verb, _removed_by_import], ids=["alone", "with a file"])
+@pytest.mark.parametrize(
+    "remove",
+    [
+        pytest.param(_removed_by_verb, id="alone"),
+        pytest.param(_removed_in_a_knot, id="with what falls back to it"),
+        pytest.param(_removed_by_import, id="with a file"),
+    ],
+)
 def test_a_key_whose_models_are_gone_opens_none(admin: Client, remove: Callable[[], None]) -> None:
     key = a_key(models=["tiny"])
     other = mint_key("o", user=key.user, scope="inference", by="alice", door="command")[0]
@@ -521,3 +551,26 @@ def test_the_secret_is_told_by_key_create_alone(catalog: None) -> None:
     assert made["models"] == ["tiny"]
     told = _printed("key_edit", made["id"], "--concurrency", "1", "--json") + _printed("key_list", "--json")
     assert text.secret not in told
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("migration", "undo", "asked"),
+    [
+        pytest.param(
+            "0007_scope_metrics", "revoke_what_would_open_v1", {"scope": "metrics"}, id="for /metrics"
+        ),
+        pytest.param(
+            "0008_key_reach", "revoke_what_would_open_all", {"reach": {"models": ["tiny"]}}, id="of one model"
+        ),
+    ],
+)
+def test_before_older_code_comes_back_a_key_that_it_would_open_more_with_is_revoked(
+    catalog: None, migration: str, undo: str, asked: Mapping[str, Any]
+) -> None:
+    told: dict[str, Any] = {"user": alice(), "by": "alice", "door": "command"}
+    narrow = mint_key("narrow", **{"scope": "inference", **asked}, **told)[0]
+    wide = mint_key("wide", scope="inference", **told)[0]
+    getattr(importlib.import_module(f"catalog.migrations.{migration}"), undo)(apps, None)
+    assert list(Key.objects.filter(revoked_at=None)) == [wide]
+    assert Key.objects.get(pk=narrow.pk).revoked_at

@@ -172,6 +172,7 @@ def remove_models(
         rows = [find_model(name) for name in names]
         pks = [row.pk for row in rows]
         _refuse([fault for row in rows for fault in _faults_of_lost_names(None, row, beside=pks)])
+        leave_keys(pks, revision)
         Model.objects.filter(pk__in=pks).delete()
         for row in rows:
             Tombstone.objects.create(name=row.name, revision=revision)
