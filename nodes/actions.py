@@ -17,7 +17,7 @@ from catalog.actions import record
 from catalog.models import Model, Revision
 from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, storable
 from nodes import lease
-from nodes.agents import cluster_keys
+from nodes.conversation import cluster_keys
 from nodes.models import Cluster, Held, Node, Rank, Replica, Roll
 from nodes.showing import models_with_replicas, tally
 

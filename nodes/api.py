@@ -25,8 +25,8 @@ from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, is_said, settle
 from catalog.rest import MayDo
 from nodes import actions, joining
-from nodes.agents import AgentProblem
 from nodes.bundle import join_line
+from nodes.conversation import AgentProblem
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
 from nodes.models import JoinToken, Node, Rank, Replica
 from nodes.outlook import preview_plan

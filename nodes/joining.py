@@ -29,7 +29,7 @@ from catalog.models import Key, Revision
 from catalog.reading import CatalogError, Fault, quote, storable
 from catalog.showing import KEY_STATES
 from nodes.actions import NodeRefused, check_name, identity_of, register_node
-from nodes.agents import is_token_of
+from nodes.conversation import is_token_of
 from nodes.models import Cluster, JoinToken, Node
 
 MAY_ADD = "nodes.add_node"

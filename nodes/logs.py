@@ -14,8 +14,8 @@ from contextlib import closing
 from django.conf import settings
 
 from catalog.reading import shown
-from nodes import agents
-from nodes.agents import AgentProblem
+from nodes import conversation
+from nodes.conversation import AgentProblem
 from nodes.models import Node
 
 TAIL_LINES_LIMIT = 5_000  # as agents have it
@@ -34,9 +34,9 @@ def read_log(node: Node, replica: str, *, tail: int = 200, attempt: int | None =
 
 
 async def _read_log(node: Node, replica: str, tail: int, attempt: int | None) -> str:
-    async with agents.session() as session:
+    async with conversation.open_session() as session:
         path, params = _address(replica, tail, attempt)
-        answer = await agents.ask(session, node, "GET", path, params=params, limit=TAIL_LIMIT_BYTES)
+        answer = await conversation.ask(session, node, "GET", path, params=params, limit=TAIL_LIMIT_BYTES)
     if answer.status != 200:
         raise _problem(node, answer)
     return answer.body.decode("utf-8", "replace")
@@ -47,13 +47,15 @@ async def follow_log(
 ) -> AsyncGenerator[str, None]:
     """The same, and what comes after it until the process is over; whole lines. Raises AgentProblem."""
     path, params = _address(replica, tail, attempt)
-    async with agents.session() as session:
-        with agents.problems(node):
+    async with conversation.open_session() as session:
+        with conversation.problems(node):
             async with asyncio.timeout(settings.LLMGW_AGENT_TIMEOUT_S):
-                response = await agents.opened(session, node, "GET", path, params=params | {"follow": "1"})
+                response = await conversation.opened(
+                    session, node, "GET", path, params=params | {"follow": "1"}
+                )
             with closing(response):
                 if response.status != 200:
-                    raise _problem(node, await agents.read_answer(response))
+                    raise _problem(node, await conversation.read_answer(response))
                 held = b""
                 async for chunk in response.content.iter_any():
                     held += chunk
@@ -75,6 +77,6 @@ def _address(replica: str, tail: int, attempt: int | None) -> tuple[str, dict[st
     return f"/v1/replicas/{uuid.UUID(replica)}/log", params
 
 
-def _problem(node: Node, answer: agents.Answer) -> AgentProblem:
+def _problem(node: Node, answer: conversation.Answer) -> AgentProblem:
     kind = NoLog if answer.status == 404 else AgentProblem
-    return kind(agents.refusal(node, answer))
+    return kind(conversation.refusal(node, answer))

@@ -22,8 +22,8 @@ from catalog.listing import check_parameters
 from catalog.resources import body_of, settle
 from catalog.rest import bearer_of
 from nodes.actions import NodeRefused
-from nodes.agents import is_token_of
 from nodes.bundle import bundle
+from nodes.conversation import is_token_of
 from nodes.joining import Machine, find_join_token, join, judge_join_token
 from nodes.models import JoinToken, Node
 from nodes.tasks import hint, wake

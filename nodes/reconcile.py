@@ -21,9 +21,10 @@ from django.db.models.functions import Now
 
 from catalog.models import Event, Model, Profile, Revision, database_now
 from nodes import agents, lease
-from nodes.agents import Message, Told, cluster_keys
+from nodes.agents import Message, Told
 from nodes.buckets import Adopt, Blocked, End, Hold, Plan, RollEnd, Start
 from nodes.buckets import Orphan as OrphanFound
+from nodes.conversation import cluster_keys
 from nodes.models import Claim, Cluster, Gateway, Held, Node, Orphan, Rank, Replica, Roll, Unplaced
 from nodes.orders import Order, orders
 from nodes.placement import Place

@@ -17,7 +17,8 @@ from nodes.agent.configuration import parse_control_plane, parse_tls
 from nodes.agent.home import Home
 from nodes.agent.options import ConfigurationError
 from nodes.agent.service import Service
-from nodes.agents import Observation, cluster_keys, observe
+from nodes.agents import Observation, observe
+from nodes.conversation import cluster_keys
 from nodes.models import Node
 from tests.agent_process import CLUSTER, ROOT, AgentProcess
 from tests.waiting import wait_until

@@ -25,8 +25,8 @@ from django.test import Client
 from catalog.actions import mint_key, revoke_key
 from catalog.models import Event, Revision
 from nodes.actions import cordon, drain_node, identity_of, register_node
-from nodes.agents import is_token_of
 from nodes.bundle import ROOT, bundle, join_line
+from nodes.conversation import is_token_of
 from nodes.joining import Machine, find_join_token, join, mint_join_token, revoke_join_token
 from nodes.models import Claim, JoinToken, Node, Replica
 from tests.cast import a_model, a_node, a_replica, alice

@@ -6,7 +6,7 @@ import pytest
 
 from catalog.models import Event, Revision
 from nodes.actions import NodeRefused, cordon, register_node, stop_replica, uncordon
-from nodes.agents import cluster_keys
+from nodes.conversation import cluster_keys
 from nodes.models import Cluster, Node, Rank, Replica
 
 pytestmark = pytest.mark.django_db

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from catalog.source import PathFacts
 from catalog.spec import ModelSpec
 from nodes.actions import cordon, register_node
-from nodes.agents import AgentProblem, ask_paths, clean
+from nodes.agents import ask_paths
+from nodes.conversation import AgentProblem, clean
 from nodes.logs import read_log
 from nodes.models import Node
 from nodes.protocol import READY, RankReport
@@ -68,7 +69,7 @@ def test_a_node_that_does_not_answer_is_unknown_with_a_reason(agent_of: Callable
     deaf, wrong = ask_paths(PATH, model())
     assert (deaf.exists, wrong.exists) == (None, None)
     assert "cannot be reached" in deaf.reason
-    assert "does not accept this cluster's token" in wrong.reason
+    assert "does not accept the token of wrong" in wrong.reason
 
 
 @pytest.mark.django_db(transaction=True)

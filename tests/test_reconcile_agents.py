@@ -242,7 +242,7 @@ def test_an_agent_of_another_node_is_not_believed(agent_of: Callable[..., FakeAg
 def test_a_wrong_token_is_said(agent_of: Callable[..., FakeAgent]) -> None:
     agent_of().token = "another"
     one_pass()
-    assert "does not accept this cluster's token" in Node.objects.get().problem
+    assert "does not accept the token of node-a" in Node.objects.get().problem
 
 
 def test_the_token_of_an_older_cluster_key_still_works(

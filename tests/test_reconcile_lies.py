@@ -131,7 +131,11 @@ def test_of_two_nodes_at_one_address_the_agents_own_is_believed(agent_of: Callab
     one_pass()
     assert Replica.objects.get().ranks.get().node.name == "node-a"
     says = Node.objects.get(name="node-b").problem
-    assert says.startswith("The agent of node-b does not accept this cluster's token; ")
+    assert says == (
+        f"The agent at {agent.address} does not accept the token of node-b; if another node has this address "
+        f"(manage.py nodes tells), correct one of the two, else have the machine join again (manage.py "
+        f"node_join_token)."
+    )
     browser = Client()
     browser.force_login(alice())
     assert browser.get("/api/nodes/node-b").json()["problem"] == says

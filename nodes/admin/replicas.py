@@ -17,7 +17,7 @@ from catalog.pieces import as_json, badge, difference_table, preformatted, said,
 from catalog.typed import span_words
 from nodes import actions
 from nodes.admin.reading import ReadOnlyAdmin
-from nodes.agents import AgentProblem
+from nodes.conversation import AgentProblem
 from nodes.logs import read_log
 from nodes.models import Orphan, Replica
 from nodes.pieces import replica_badge, stale_badge

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from catalog.management.shell import refusals
 from catalog.reading import shown
-from nodes.agents import AgentProblem
+from nodes.conversation import AgentProblem
 from nodes.logs import TAIL_LINES_LIMIT, follow_log, read_log, visible
 from nodes.management.shell import find_replica
 from nodes.models import Node
