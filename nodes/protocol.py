@@ -10,8 +10,13 @@ clock: ages travel, clock times never do.
                                             both with INSTANCE_HEADER, for the agent that was looked at alone
     GET    /v1/replicas/{id}/log?tail=200   text; &attempt=N of an earlier process, &follow=1 as it is written
     POST   /v1/paths                        {"paths": [...]} -> {"paths": [PathReport, ...]}
+    POST   /v1/weights                      WeightsOrder, ahead of time; answers 202
+    DELETE /v1/weights/{key}                what nothing uses; with CLUSTER_HEADER
+    GET    /v1/weights/{key}                SharedWeights, for other nodes
+    GET    /v1/weights/{key}/{file}         a file of them, with ranges
 
-Every route wants `Authorization: Bearer <node token>`.
+Every route wants `Authorization: Bearer <node token>`, and GET of weights takes a ticket (`nodes/tickets.py`)
+as well. CLOCK_HEADER tells the control plane's time in whole seconds, for tickets alone.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ CONFIGURATION, CAPACITY, DISK, TRANSIENT, NODE = FAILURE_KINDS
 
 # A command's authority travels in headers on DELETE, in the body on PUT.
 CLUSTER_HEADER, FENCE_HEADER, GENERATION_HEADER = "LLMGW-Cluster", "LLMGW-Fence", "LLMGW-Generation"
-INSTANCE_HEADER = "LLMGW-Instance"
+INSTANCE_HEADER, CLOCK_HEADER = "LLMGW-Instance", "LLMGW-Clock"
 
 
 class ProtocolError(ValueError):
@@ -74,10 +79,24 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another node that holds the weights of a launch, or (is_fetching) will before long: where its agent is,
+    and the ticket that opens them there. certificate: the SHA-256 of the one it shows, empty where the
+    system's authorities vouch for it."""
+
+    url: str
+    ticket: str
+    certificate: str = ""
+    is_fetching: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One rank of one replica, as an agent is told to run it. `key` is the replica's own, for its HTTP.
 
     meeting: where rank 0 waits for this one, HOST:PORT as its agent reports it; empty for rank 0 itself.
+    peers: in the order of the launch's own weights. needed: sources (`org/name@commit`) that models of the
+    catalog have, None where that is not told; what is neither needed nor in use may make room.
     """
 
     cluster: str
@@ -89,7 +108,19 @@ class Assignment:
     gpus: Sequence[str] = ()
     rank: int = 0
     meeting: str = ""
+    peers: Sequence[Peer] = ()
+    needed: Sequence[str] | None = None
     protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOrder:
+    """Weights that a node is to have before anything there asks for them; otherwise as in Assignment."""
+
+    cluster: str
+    launch: Launch
+    peers: Sequence[Peer] = ()
+    needed: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +164,12 @@ class RankReport:
     """What an agent knows of one rank. `age_s` is how long it has been in its state, by a monotonic clock.
 
     reason: one sentence for people. cause, kind: a failure's code and class (FAILURE_KINDS).
-    running, waiting: the engine's own counts. done_bytes, total_bytes: of a fetch. key_id: which of the
-    cluster's keys its own was derived from. meeting: HOST:PORT where this rank waits for the others of its
-    replica. attempt: the number of its process, by which its log is asked for; attempts: the last that ended.
-    context_length: in tokens, what one request may have, its answer included, by the engine's own word.
+    running, waiting: the engine's own counts. done_bytes, total_bytes, bytes_per_s: of a fetch, also of one
+    that failed for want of room. wants_peers: whether it would be told again who has them. key_id: which of
+    the cluster's keys its own was derived from. meeting: HOST:PORT where this rank waits for the others of
+    its replica. attempt: the number of its process, by which its log is asked for; attempts: the last that
+    ended. context_length: in tokens, what one request may have, its answer included, by the engine's own
+    word.
     """
 
     replica: str
@@ -157,6 +190,8 @@ class RankReport:
     waiting: int | None = None
     done_bytes: int | None = None
     total_bytes: int | None = None
+    bytes_per_s: int | None = None
+    wants_peers: bool = False
     key_id: str = ""
     meeting: str = ""
     attempt: int | None = None
@@ -164,12 +199,57 @@ class RankReport:
     context_length: int | None = None
 
 
+HELD, PARTIAL = "held", "partial"
+"""What an agent says of weights, and `fetching`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """What is in a node's store of one repository at one commit. size_bytes: on the disk, parts of files
+    included. total_bytes: of what was asked for. is_used: whether a replica there reads it. reason: why the
+    last fetch ahead of time ended without it."""
+
+    key: str
+    repo: str
+    revision: str
+    state: str = HELD
+    size_bytes: int = 0
+    total_bytes: int | None = None
+    bytes_per_s: int | None = None
+    is_used: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file as its repository has it. sha256 of what is stored apart, blob_id (git's) of the others; either
+    may be unknown."""
+
+    size: int
+    sha256: str = ""
+    blob_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """What a node has of one repository at one commit for others: all files of that, and the names of those
+    that are whole here. done_bytes grows while it fetches."""
+
+    repo: str
+    revision: str
+    listing: Mapping[str, ListedFile] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    is_fetching: bool = False
+    done_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class StateReport:
     """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes.
     cpu_cores: those that its engines may use, threads counted. runs_gangs: whether its agent runs one rank of
     a replica over several nodes. instance: this life of its agent; follows: the lives before it, the last
-    first."""
+    first. weights: sources of launches that are here; holdings: what is in its store. room_bytes: what the
+    store could take yet, with what it would make room by."""
 
     cluster: str
     node: str
@@ -188,7 +268,9 @@ class StateReport:
     cpu_model: str = ""
     cpu_cores: int | None = None
     disk_free_bytes: int | None = None
+    room_bytes: int | None = None
     weights: Sequence[str] = ()
+    holdings: Sequence[WeightsReport] = ()
     ranks: Sequence[RankReport] = ()
 
 

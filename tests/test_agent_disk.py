@@ -11,9 +11,10 @@ import pytest
 from nodes.agent.failures import cause_of_end
 from tests.agent_process import AgentProcess, assignment
 from tests.disks import filled, small_disk
-from tests.test_agent_weights import SIZE, agent_at, model_path, running, wanted
+from tests.test_agent_weights import SIZE, agent_at, model_path, wanted
 from tests.traffic import Traffic
 from tests.waiting import wait_until
+from tests.weights_hub import running
 
 
 @pytest.fixture
@@ -99,6 +100,7 @@ def test_a_store_that_fills_up_meanwhile_is_told_and_a_later_try_succeeds(tmp_pa
         running({"m.gguf": b"x" * SIZE}) as hub,
         agent_at(hub.url, tmp_path) as agent,
     ):
+        hub.held = "m.gguf"
         hub.gate.clear()
         replica = wanted()
         agent.put(replica)

@@ -3,111 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodes.agent.weights import _hear
+from nodes.agent.weights.fetches import Fetch, Fetches
+from nodes.agent.weights.sources import Order
+from nodes.agent.weights.store import READ_BYTES
 from tests.agent_process import AgentProcess, assignment
 from tests.engine_stand_in import stand_in
 from tests.waiting import wait_until
+from tests.weights_hub import COMMIT, FileHub, running
 
-COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
-SIZE = 30_000_000  # the hub's client writes in pieces of ten megabytes
-
-
-@dataclass
-class Repositories:
-    """A hub of one repository, org/m at COMMIT. While `gate` is clear, `held` is sent by half."""
-
-    files: dict[str, bytes]
-    url: str = ""
-    is_gated: bool = False
-    held: str = "m.gguf"
-    gate: threading.Event = field(default_factory=threading.Event)
-    asked: list[tuple[str, str]] = field(default_factory=list)
+SIZE = 30_000_000
 
 
 @contextlib.contextmanager
-def running(files: dict[str, bytes]) -> Iterator[Repositories]:
-    class Answering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.answer(is_head=True)
-
-        def do_GET(self) -> None:
-            self.answer(is_head=False)
-
-        def answer(self, *, is_head: bool) -> None:
-            hub.asked.append((self.command, self.path))
-            path = self.path.partition("?")[0]
-            resolve = f"/org/m/resolve/{COMMIT}/"
-            if path == f"/api/models/org/m/revision/{COMMIT}":
-                siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-                info = {"id": "org/m", "modelId": "org/m", "sha": COMMIT, "tags": [], "siblings": siblings}
-                self.send(200, json.dumps(info).encode())
-            elif path.startswith(resolve) and hub.is_gated:
-                self.send(403, b"", {"X-Error-Code": "GatedRepo"})
-            elif path.startswith(resolve):
-                self.send_file(files[path.removeprefix(resolve)], is_head=is_head)
-            elif path.startswith("/api/models/org/m/revision/"):
-                self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
-            else:
-                self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
-
-        def send_file(self, data: bytes, *, is_head: bool) -> None:
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-            self.send(200, b"" if is_head else data, headers, length=len(data))
-
-        def send(
-            self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None
-        ) -> None:
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body) if length is None else length))
-            self.end_headers()
-            half = len(body) // 2
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body[:half])
-                self.wfile.flush()
-                if half and self.path.endswith(hub.held):
-                    hub.gate.wait(30)
-                self.wfile.write(body[half:])
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    hub = Repositories(files, f"http://127.0.0.1:{server.server_port}")
-    hub.gate.set()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.gate.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextlib.contextmanager
-def agent_at(hub_url: str, tmp_path: Path) -> Iterator[AgentProcess]:
+def agent_at(hub_url: str, tmp_path: Path, *options: str) -> Iterator[AgentProcess]:
     """Its llama-server only tells its arguments and waits: what is fetched here is no model."""
+    tmp_path.mkdir(exist_ok=True)
     engine = tmp_path / "llama-server"
     engine.write_text('#!/bin/sh\necho "$@"\n[ "$1" = --version ] || exec sleep 1000\n')
     engine.chmod(0o700)
     environment = {"HF_ENDPOINT": hub_url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_ETAG_TIMEOUT": "20"}
-    with AgentProcess(tmp_path, "--engine", f"llamacpp={engine}", environment=environment) as agent:
+    options = ("--engine", f"llamacpp={engine}", *options)
+    with AgentProcess(tmp_path, *options, environment=environment) as agent:
         yield agent
 
 
@@ -129,8 +52,7 @@ def test_only_the_chosen_file_is_fetched_at_the_pinned_commit(tmp_path: Path) ->
         assert path.read_bytes() == files["m-q4.gguf"]
         assert path.is_relative_to(agent.state_folder / "weights")
         assert agent.state()["weights"] == ["org/m:*q4*"]
-        fetched = {name.rpartition("/")[2] for _, name in hub.asked if "/resolve/" in name}
-        assert fetched == {"m-q4.gguf"}
+        assert {each.name for each in hub.asked} == {"m-q4.gguf"}
 
 
 def test_a_model_in_parts_is_fetched_whole(tmp_path: Path) -> None:
@@ -174,50 +96,163 @@ def test_code_of_the_models_author_is_fetched_only_where_it_is(tmp_path: Path, *
     assert fetched == {"m.safetensors", "config.json"} | ({"modeling.py"} if trusts else set())
 
 
-def test_a_fetch_tells_its_bytes_and_goes_on_with_what_a_dead_agent_lacked(tmp_path: Path) -> None:
-    files = {"m-00001-of-00002.gguf": b"x" * SIZE, "m-00002-of-00002.gguf": b"y" * SIZE}
+@contextlib.contextmanager
+def half_way(hub: FileHub, agent: AgentProcess, replica: dict[str, Any]) -> Iterator[Any]:
+    """While half of the last file is there and no more comes."""
+    hub.held = max(hub.files)
+    hub.gate.clear()
+    agent.put(replica)
+    yield begun(agent, replica["replica"])
+    hub.gate.set()
+
+
+def test_a_fetch_tells_its_bytes_and_goes_on_where_a_dead_agent_stopped(tmp_path: Path) -> None:
+    files = {"m-00001-of-00002.gguf": b"x" * 9_000_000, "m-00002-of-00002.gguf": b"y" * SIZE}
     with running(files) as hub, agent_at(hub.url, tmp_path) as agent:
-        hub.held = "m-00002-of-00002.gguf"
-        hub.gate.clear()
         replica = wanted()
-        agent.put(replica)
-        rank = begun(agent, replica["replica"])
-        assert (rank["state"], rank["total_bytes"]) == ("fetching", 2 * SIZE)
-        assert "GB of org/m are on the node" in rank["reason"]
-        wait_until(lambda: ("GET", f"/org/m/resolve/{COMMIT}/{hub.held}") in hub.asked, "the second part")
-        agent.kill()
-        wait_until(lambda: not cut_files(agent), "the cut file to be gone")
+        with half_way(hub, agent, replica) as rank:
+            assert (rank["state"], rank["total_bytes"]) == ("fetching", SIZE + 9_000_000)
+            assert "GB of org/m are on the node" in rank["reason"]
+            wait_until(lambda: agent.rank(replica["replica"])["done_bytes"] >= SIZE * 3 // 4, "half of it")
+            assert agent.rank(replica["replica"])["bytes_per_s"] > 0
+            agent.kill()
         hub.asked.clear()
-        hub.gate.set()
+        sent = sum(hub.sent.values())
         agent.start()
         path = model_path(agent, replica["replica"])
-        assert (path.parent / hub.held).stat().st_size == SIZE
-        fetched = [path for method, path in hub.asked if method == "GET" and "/resolve/" in path]
-        assert fetched == [f"/org/m/resolve/{COMMIT}/{hub.held}"]
+        for name, data in files.items():
+            assert (path.parent / name).read_bytes() == data
+        assert hub.gets() == [hub.held]
+        assert [each.range for each in hub.asked if each.method == "GET"] == [f"bytes={SIZE // 2}-"] or (
+            sum(hub.sent.values()) - sent < SIZE * 3 // 4
+        )
+        assert not cut_files(agent)
 
 
 def test_a_fetch_that_is_told_to_stop_stops_and_leaves_nothing(tmp_path: Path) -> None:
     with running({"m.gguf": b"x" * SIZE}) as hub, agent_at(hub.url, tmp_path) as agent:
-        hub.gate.clear()
+        replica = wanted()
+        with half_way(hub, agent, replica):
+            assert cut_files(agent)
+            agent.delete(replica["replica"], drain="1m")
+            agent.wait_for(replica["replica"], "stopped", timeout_s=5)
+        assert not cut_files(agent)
+        assert "holdings" not in agent.state()
+
+
+def test_two_replicas_of_one_model_fetch_it_once_and_both_tell_how_far_it_is(tmp_path: Path) -> None:
+    with running({"m.gguf": b"x" * SIZE}) as hub, agent_at(hub.url, tmp_path) as agent:
+        replicas = [wanted(), wanted()]
+        with half_way(hub, agent, replicas[0]):
+            agent.put(replicas[1])
+            begun(agent, replicas[1]["replica"])
+            agent.delete(replicas[0]["replica"])
+            agent.wait_for(replicas[0]["replica"], "stopped", timeout_s=5)
+        assert model_path(agent, replicas[1]["replica"]).stat().st_size == SIZE
+        assert hub.gets() == ["m.gguf"]
+
+
+def test_a_connection_that_is_cut_costs_a_piece_and_no_more(tmp_path: Path) -> None:
+    with running({"m.gguf": bytes(range(250)) * 40_000}) as hub, agent_at(hub.url, tmp_path) as agent:
+        hub.cuts["m.gguf"] = [3_000_000, 4_000_000]
         replica = wanted()
         agent.put(replica)
-        begun(agent, replica["replica"])
-        assert cut_files(agent)
-        agent.delete(replica["replica"], drain="1m")
-        agent.wait_for(replica["replica"], "stopped", timeout_s=5)
-        assert not cut_files(agent)
+        assert model_path(agent, replica["replica"]).read_bytes() == hub.files["m.gguf"]
+        assert len(hub.gets()) == 3
+        assert hub.sent["m.gguf"] < 10_000_000 + 2 * READ_BYTES
 
 
-def test_two_replicas_of_one_model_fetch_it_once(tmp_path: Path) -> None:
-    with running({"m.gguf": b"x" * SIZE}) as hub, agent_at(hub.url, tmp_path) as agent:
-        hub.gate.clear()
-        replicas = [wanted(), wanted()]
-        for replica in replicas:
+@pytest.mark.parametrize("size", [500, 50_000], ids=["kept with the code", "stored apart"])
+def test_what_is_not_what_was_announced_never_reaches_an_engine(tmp_path: Path, size: int) -> None:
+    with running({"m.gguf": b"x" * size}) as hub, agent_at(hub.url, tmp_path) as agent:
+        hub.lies["m.gguf"] = b"y" * size
+        replica = wanted()
+        agent.put(replica)
+        failed = agent.wait_for(replica["replica"], "failed")
+        assert (failed["cause"], failed["kind"]) == ("bad_checksum", "transient")
+        assert "m.gguf of org/m@" in failed["reason"]
+        assert len(hub.gets()) == 2
+        hub.lies.clear()
+        agent.put({**replica, "generation": 2})
+        assert model_path(agent, replica["replica"]).read_bytes() == b"x" * size
+
+
+def test_what_was_removed_or_changed_by_hand_is_fetched_again_and_nothing_else(tmp_path: Path) -> None:
+    files = {f"m-0000{part}-of-00003.gguf": bytes([part]) * 9000 for part in (1, 2, 3)}
+    with running(files) as hub, agent_at(hub.url, tmp_path) as agent:
+        first = wanted()
+        agent.put(first)
+        folder = model_path(agent, first["replica"]).parent
+        agent.delete(first["replica"])
+        agent.wait_for(first["replica"], "stopped")
+        (folder / "m-00001-of-00003.gguf").resolve().unlink()
+        (folder / "m-00002-of-00003.gguf").resolve().write_bytes(b"?" * 9000)
+        hub.asked.clear()
+        again = wanted()
+        agent.put(again)
+        path = model_path(agent, again["replica"])
+        assert {name: (path.parent / name).read_bytes() for name in files} == files
+        assert hub.gets() == ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf"]
+
+
+def test_what_is_here_starts_without_a_hub(tmp_path: Path) -> None:
+    with running({"m.gguf": b"x" * 9000}) as hub, agent_at(hub.url, tmp_path) as agent:
+        first = wanted()
+        agent.put(first)
+        model_path(agent, first["replica"])
+        hub.is_silent = True
+        second = wanted()
+        agent.put(second)
+        assert model_path(agent, second["replica"]).read_bytes() == b"x" * 9000
+
+
+def test_the_hubs_token_goes_to_the_hub_and_not_to_where_its_files_lie(tmp_path: Path) -> None:
+    files = {"m.gguf": b"x" * 9000}
+    with running(files) as hub, running(files) as elsewhere:
+        hub.elsewhere = elsewhere.url.replace("127.0.0.1", "localhost")
+        with agent_at(hub.url, tmp_path) as agent:
+            agent.environment["HF_TOKEN"] = "hf_secret"
+            agent.restart()
+            replica = wanted()
             agent.put(replica)
-        wait_until(lambda: cut_files(agent), "the fetch to begin")
+            model_path(agent, replica["replica"])
+            assert {each.authorization for each in hub.asked} == {"Bearer hf_secret"}
+            assert [each.authorization for each in elsewhere.asked] == [None]
+            assert "hf_secret" not in agent.story()
+
+
+def test_so_many_fetches_run_at_the_same_time_and_others_say_that_they_wait(tmp_path: Path) -> None:
+    files = {"a.gguf": b"a" * SIZE, "b.gguf": b"b" * 9000}
+    with running(files) as hub, agent_at(hub.url, tmp_path, "--fetches", "1") as agent:
+        hub.held = "a.gguf"
+        hub.gate.clear()
+        first, second = wanted("org/m:a.gguf"), wanted("org/m:b.gguf")
+        agent.put(first)
+        begun(agent, first["replica"])
+        agent.put(second)
+        waits = wait_until(lambda: agent.rank(second["replica"]).get("reason"), "a word of the second")
+        assert waits == "It waits until fewer than 1 others are fetched on this node."
         hub.gate.set()
-        assert len({model_path(agent, replica["replica"]) for replica in replicas}) == 1
-        assert len([path for method, path in hub.asked if method == "GET" and "/resolve/" in path]) == 1
+        model_path(agent, first["replica"])
+        model_path(agent, second["replica"])
+
+
+def test_fetches_keep_to_the_rate_that_the_node_allows(tmp_path: Path) -> None:
+    with (
+        running({"m.gguf": b"x" * 10_000_000}) as hub,
+        agent_at(hub.url, tmp_path, "--fetch-rate", "5MB") as agent,
+    ):
+        replica = wanted()
+        agent.put(replica)
+        rates = []
+
+        def is_over() -> bool:
+            rank = agent.rank(replica["replica"])
+            rates.append(rank.get("bytes_per_s", 0))
+            return bool(rank["state"] == "starting")
+
+        wait_until(is_over, "the end of the fetch", timeout_s=20)
+        assert 2_000_000 < max(rates) < 6_500_000
 
 
 async def test_a_late_word_on_its_progress_does_not_undo_a_finished_fetch() -> None:
@@ -225,9 +260,9 @@ async def test_a_late_word_on_its_progress_does_not_undo_a_finished_fetch() -> N
         for said in ({"done": 1, "total": 2}, {"path": "/there"}, {"done": 2, "total": 2}):
             yield json.dumps(said).encode() + b"\n"
 
-    heard: list[tuple[int, int]] = []
-    assert await _hear(lines(), lambda *counts: heard.append(counts)) == {"path": "/there"}
-    assert heard == [(1, 2), (2, 2)]
+    fetch = Fetch(Order("org/m", COMMIT, "", "llamacpp", trusts_code=False))
+    assert await Fetches._hear(None, lines(), fetch) == {"path": "/there"}
+    assert [done for _, done in fetch.samples] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -280,3 +315,5 @@ def test_more_than_the_disk_holds_is_not_begun(tmp_path: Path) -> None:
         failed = agent.wait_for(replica["replica"], "failed")
         assert (failed["cause"], failed["kind"]) == ("disk_full", "disk")
         assert "needs 1000000000.0 GB" in failed["reason"]
+        assert "are missing" in failed["reason"]
+        assert failed["total_bytes"] == 10**18

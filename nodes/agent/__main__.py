@@ -33,6 +33,7 @@ from nodes.agent.ranks import Ranks
 from nodes.agent.report import node_report
 from nodes.agent.secrets import SecretError
 from nodes.agent.state import StateError, StateFolder
+from nodes.agent.weights.fetches import Fetches
 from nodes.protocol import to_json
 
 # A connection whose other end is gone without a word is noticed within 35 s.
@@ -57,7 +58,13 @@ async def serve(configuration: Configuration) -> None:
     ) as session:
         hints = Hints(configuration.control_plane, identity, session)
         host = Host(
-            configuration, state=state, engines=engines, devices=devices, session=session, hints=hints
+            configuration,
+            state=state,
+            engines=engines,
+            devices=devices,
+            session=session,
+            hints=hints,
+            fetches=Fetches(configuration, state),
         )
         ranks = Ranks(host)
         agent = Agent(host, ranks, token=identity.token)

@@ -12,7 +12,8 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,10 @@ from nodes.agent.paths import look_at
 from nodes.agent.ranks import Ranks
 from nodes.agent.report import node_report
 from nodes.agent.state import is_uuid
+from nodes.agent.weights.sources import FetchError
+from nodes.agent.weights.store import StoreError
 from nodes.protocol import (
+    CLOCK_HEADER,
     CLUSTER_HEADER,
     FENCE_HEADER,
     GENERATION_HEADER,
@@ -35,9 +39,11 @@ from nodes.protocol import (
     Assignment,
     ProtocolError,
     StateReport,
+    WeightsOrder,
     read,
     to_json,
 )
+from nodes.tickets import opens
 
 log = logging.getLogger("llmgw.agent")
 
@@ -47,13 +53,20 @@ PATHS_LIMIT = 100
 TAIL_LINES_LIMIT = 5000
 TAIL_BYTES_LIMIT = 1024 * 1024
 FOLLOWERS_LIMIT = 16
+READERS_LIMIT = 16  # other nodes that read weights at the same time
 FOLLOW_POLL_S = 0.25
 LONGEST_FOLLOW_S = 3600.0  # who wants more asks again
 LONGEST_DRAIN_NS = HOUR
 COUNT_LIMIT = 10**9
 
 # What changes all the time without meaning much makes no new report of it: each number counts in steps.
-_STEPS = {"memory_free_mib": 1024, "disk_free_bytes": 4 << 30, "used_mib": 512, "foreign_mib": 64}
+_STEPS = {
+    "memory_free_mib": 1024,
+    "disk_free_bytes": 4 << 30,
+    "room_bytes": 4 << 30,
+    "used_mib": 512,
+    "foreign_mib": 64,
+}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,7 +74,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Agent:
     def __init__(self, host: Host, ranks: Ranks, *, token: str) -> None:
         self._host, self.ranks, self._token = host, ranks, token
-        self._followers = 0
+        self._followers = self._readers = 0
+        self._time: tuple[int, float] | None = None  # of the control plane, and when it was told
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
@@ -72,6 +86,10 @@ class Agent:
                 web.delete("/v1/replicas/{id}", self.release),
                 web.get("/v1/replicas/{id}/log", self.log),
                 web.post("/v1/paths", self.paths),
+                web.post("/v1/weights", self.fetch_weights),
+                web.delete("/v1/weights/{key}", self.remove_weights),
+                web.get("/v1/weights/{key}", self.weights),
+                web.get("/v1/weights/{key}/{file:.+}", self.weights_file),
             ]
         )
         return app
@@ -82,7 +100,7 @@ class Agent:
         given = request.headers.getall("Authorization", [])
         wanted = f"Bearer {self._token}".encode()
         is_known = hmac.compare_digest("\n".join(given).encode("utf-8", "replace"), wanted)
-        if not is_known:
+        if not is_known and not self._has_ticket(request, given):
             return _error(
                 401, "unauthorised", "This node's agent wants its token as a bearer; send that one."
             )
@@ -102,9 +120,20 @@ class Agent:
             log.exception("%s %s broke off.", request.method, request.path)
             return _error(500, "agent_fault", "The agent itself failed; its log tells more.")
 
+    def _has_ticket(self, request: web.Request, given: Sequence[str]) -> bool:
+        """Of another node, for the weights that it asks for."""
+        is_for_peers = request.match_info.handler in (self.weights, self.weights_file)
+        if not is_for_peers or len(given) != 1 or self._time is None:
+            return False
+        told_s, at_s = self._time
+        ticket, key = given[0].removeprefix("Bearer "), request.match_info["key"]
+        return opens(ticket, token=self._token, key=key, now_s=told_s + now_s() - at_s)
+
     # --- routes
 
     async def state(self, request: web.Request) -> web.Response:
+        if request.headers.get(CLOCK_HEADER):
+            self._time = (_number(request, CLOCK_HEADER), now_s())
         report = to_json(await self._report())
         meaning = json.dumps(_meaning(report), sort_keys=True)
         etag = f'"{hashlib.sha256(meaning.encode()).hexdigest()[:32]}"'
@@ -199,6 +228,62 @@ class Agent:
         found = await asyncio.to_thread(lambda: [to_json(look_at(path, roots)) for path in paths])
         return _json({"paths": found})
 
+    async def fetch_weights(self, request: web.Request) -> web.Response:
+        try:
+            order = read(WeightsOrder, await _body(request))
+        except ProtocolError as fault:
+            raise Refusal(400, "malformed", f"The order cannot be read: {fault}.") from None
+        self._judge_cluster(order.cluster)
+        if order.launch.engine not in self._host.engines:
+            sentence = f"The engine {order.launch.engine} is not on this node; fetch onto one that has it."
+            raise Refusal(422, "engine_absent", sentence)
+        try:
+            self._host.fetches.fetch_ahead(order)
+        except FetchError as error:
+            raise Refusal(422, error.cause.cause, error.cause.sentence) from None
+        except OSError as error:
+            raise Refusal(507, "disk_full", self._host.state.no_room(error)) from None
+        return _json({}, 202)
+
+    async def remove_weights(self, request: web.Request) -> web.Response:
+        self._judge_cluster(request.headers.get(CLUSTER_HEADER, ""))
+        try:
+            given_back = await self._host.fetches.remove(request.match_info["key"])
+        except StoreError as error:
+            raise Refusal(409, "weights", str(error)) from None
+        return _json({"given_back_bytes": given_back})
+
+    def _judge_cluster(self, cluster: str) -> None:
+        if cluster != self.ranks.cluster:
+            sentence = "This node belongs to another cluster; remove it from this one, or join it anew."
+            raise Refusal(409, "cluster", sentence)
+
+    async def weights(self, request: web.Request) -> web.Response:
+        shared = await asyncio.to_thread(self._host.fetches.shared, request.match_info["key"])
+        if shared is None:
+            raise Refusal(404, "unknown_weights", "These weights are not on this node; ask another.")
+        return _json(to_json(shared))
+
+    async def weights_file(self, request: web.Request) -> web.StreamResponse:
+        """By the kernel, from the disk to the wire."""
+        if self._readers >= READERS_LIMIT:
+            sentence = f"{READERS_LIMIT} files are read from this node already; ask again, or another node."
+            raise Refusal(429, "readers", sentence)
+        key, name = request.match_info["key"], request.match_info["file"]
+        handle = await asyncio.to_thread(self._host.fetches.store.open_file, key, name)
+        if handle is None:
+            raise Refusal(404, "unknown_weights", "This file is not whole on this node; ask another.")
+        self._readers += 1
+        try:
+            response = web.FileResponse(
+                f"/proc/self/fd/{handle}", headers={**_CAREFUL, "Content-Type": "application/octet-stream"}
+            )
+            await response.prepare(request)
+            return response
+        finally:
+            self._readers -= 1
+            os.close(handle)
+
     async def _report(self) -> StateReport:
         host = self._host
         groups = self.ranks.groups()
@@ -210,7 +295,9 @@ class Agent:
                 report,
                 instance=host.state.instance,
                 follows=host.state.follows,
+                room_bytes=host.fetches.room_bytes(),
                 weights=tuple(host.state.held_weights()),
+                holdings=tuple(host.fetches.reports()),
             )
 
         return replace(await asyncio.to_thread(look), ranks=tuple(self.ranks.reports()))

@@ -47,7 +47,8 @@ class Configuration:
     """tls: the certificate and the key that the agent's door shows, None for plain HTTP. control_plane: where
     it tells that something has changed, empty for nowhere. engines: by name, the words that stand in front of
     its arguments. roots: folders that sources and questions about paths may lead into, none for anywhere.
-    meeting_address: where other nodes' ranks reach this one, empty where none does."""
+    meeting_address: where other nodes' ranks reach this one, empty where none does. store_limit_bytes,
+    fetch_bytes_per_s: 0 for none. fetches: at the same time."""
 
     identity: Identity
     state: Path
@@ -56,6 +57,10 @@ class Configuration:
     tls: tuple[Path, Path] | None
     control_plane: str
     store: Path
+    store_limit_bytes: int
+    fetches: int
+    fetch_bytes_per_s: int
+    peer_patience_s: float
     engines: Mapping[str, tuple[str, ...]]
     allowed_args: frozenset[str]
     roots: tuple[str, ...]
@@ -110,6 +115,10 @@ def _judged(told: Mapping[str, Any], environment: Mapping[str, str]) -> Configur
         tls=parse_tls(told["tls_certificate"], told["tls_key"]),
         control_plane=parse_control_plane(told["control_plane"], is_plain_allowed=told["plain_http"]),
         store=Path(told["store"] or state / "weights").resolve(),
+        store_limit_bytes=parse_size("--store-limit", told["store_limit"]),
+        fetches=parse_count("--fetches", told["fetches"], 100),
+        fetch_bytes_per_s=parse_size("--fetch-rate", told["fetch_rate"]),
+        peer_patience_s=parse_time_s("--peer-patience", told["peer_patience"]),
         engines={name: parse_words(name, text) for name, text in told["engine"].items()},
         allowed_args=frozenset(told["allow_arg"]),
         roots=tuple(map(open_root, told["root"])),
@@ -274,6 +283,27 @@ def parse_time_s(option: str, text: str, *, least_s: int = 0) -> float:
     if time_ns < least_s * SECOND:
         raise ConfigurationError(f"{option} {text} is too short; give {least_s}s or more.")
     return time_ns / SECOND
+
+
+def parse_size(option: str, text: str) -> int:
+    """In bytes, 0 where none is given. Raises ConfigurationError."""
+    if not text:
+        return 0
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(MB|GB|TB)", text)
+    size = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if not size:
+        raise ConfigurationError(f"{option} {text}: write a size above nothing, such as 500GB (MB, GB, TB).")
+    return size
+
+
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_count(option: str, text: str, most: int) -> int:
+    """Raises ConfigurationError."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= most):
+        raise ConfigurationError(f"{option} {text}: write a whole number from 1 to {most}.")
+    return int(text)
 
 
 def open_root(text: str) -> str:

@@ -12,6 +12,7 @@ from nodes.agent.gpus import Devices
 from nodes.agent.hints import Hints
 from nodes.agent.inventory import FoundEngine
 from nodes.agent.state import StateFolder
+from nodes.agent.weights.fetches import Fetches
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +23,4 @@ class Host:
     devices: Devices
     session: aiohttp.ClientSession
     hints: Hints
+    fetches: Fetches

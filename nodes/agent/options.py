@@ -61,6 +61,15 @@ OPTIONS = (
     _Option("tls-key", "the key of --tls-certificate, mode 0600", "FILE"),
     _Option("control-plane", "tell this llmgw at once when something has changed", "URL"),
     _Option("store", "where weights go; weights/ in the state folder if left out", "FOLDER"),
+    _Option("store-limit", "what the store may take, such as 500GB; the whole disk if left out", "SIZE"),
+    _Option("fetches", "weights that are fetched at the same time", "N", default="2"),
+    _Option("fetch-rate", "bytes a second for all fetches, such as 100MB; any if left out", "SIZE"),
+    _Option(
+        "peer-patience",
+        "how long another node's fetch may stand still before the hub is asked",
+        "TIME",
+        default="20s",
+    ),
     _Option(
         "engine",
         "where an engine is, if not on PATH, or the words to start it by, such as "

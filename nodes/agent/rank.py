@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from nodes.agent.probes import Load, Probe
 from nodes.agent.processes import Process
 from nodes.agent.state import Record
 from nodes.agent.watch import Ended, Watch
-from nodes.agent.weights import FetchError, fetch
+from nodes.agent.weights.fetches import Fetch
+from nodes.agent.weights.sources import FetchError
 from nodes.engines import ENGINES
 from nodes.engines.causes import Cause
 from nodes.protocol import (
@@ -43,6 +44,7 @@ from nodes.protocol import (
     TRANSIENT,
     ClusterKey,
     Launch,
+    Peer,
     RankReport,
 )
 
@@ -63,7 +65,7 @@ class Rank:
         self._life: asyncio.Task[None] | None = None
         self._note = ""  # what is in the way just now; not worth a write
         self._watch: Watch | None = None
-        self._fetched: tuple[int, int] | None = None
+        self._fetch_seen: Fetch | None = None
         self._oom_counter, self._oom_kills = OF_ALL, oom_kills(OF_ALL)
         self.is_saved = True
 
@@ -75,7 +77,11 @@ class Rank:
         record = self.record
         load = self._watch.load if self._watch and record.state in (READY, DRAINING) else Load()
         note = self._note or (self._watch.note if self._watch else "")
-        done, total = self._fetched if self._fetched and record.state == FETCHING else (None, None)
+        is_fetching = record.state == FETCHING
+        is_short_of_disk = record.state == FAILED and record.kind == DISK
+        fetch = self._fetch_seen if is_fetching or is_short_of_disk else None
+        if fetch is not None and is_fetching:
+            note = fetch.says
         return RankReport(
             replica=record.id,
             generation=record.assignment.generation,
@@ -93,8 +99,10 @@ class Rank:
             exit_code=record.exit_code,
             running=load.running,
             waiting=load.waiting,
-            done_bytes=done,
-            total_bytes=total,
+            done_bytes=fetch.done if fetch and fetch.total is not None else None,
+            total_bytes=fetch.total if fetch else None,
+            bytes_per_s=fetch.bytes_per_s if fetch and is_fetching else None,
+            wants_peers=fetch is not None and is_fetching and fetch.wants_peers,
             key_id=ClusterKey.id_of(record.assignment.key),
             meeting=record.meeting,
             attempt=record.attempt or None,
@@ -107,6 +115,11 @@ class Rank:
     def live(self, taken_ports: Callable[[], set[int]]) -> None:
         """Go on from wherever the record stands. taken_ports: those that other ranks hold."""
         self._run(self._live(taken_ports))
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """These nodes have its weights now."""
+        if self.record.state == FETCHING and self._fetch_seen is not None:
+            self.host.fetches.meet(self._fetch_seen, peers)
 
     def lament(self) -> None:
         """Its leader ended unseen and others of its processes are left: end those, then tell the cause."""
@@ -202,14 +215,11 @@ class Rank:
         if not engine_of(self.host, self.launch.engine).adapter.needs_weights:
             return ""
 
-        told = self.host.configuration
-
-        def progress(done: int, total: int) -> None:
-            self._fetched = (done, total)
-            self._note = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB of {self.launch.source} are on the node"
+        def watch(fetch: Fetch) -> None:
+            self._fetch_seen = fetch
 
         try:
-            path = await fetch(self.launch, told.store, progress, roots=told.roots)
+            path = await self.host.fetches.obtain(self.launch, self.record.assignment.peers, watch)
         except FetchError as error:
             raise Failed(error.cause) from None
         with self._disk():

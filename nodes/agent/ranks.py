@@ -22,6 +22,8 @@ from nodes.agent.ports import PortError
 from nodes.agent.processes import Process, Seen, marked_processes, start_time
 from nodes.agent.rank import Rank
 from nodes.agent.state import OVER, Record, take_place
+from nodes.agent.weights.sources import FetchError, order_of
+from nodes.agent.weights.store import Holding
 from nodes.engines.causes import Cause
 from nodes.protocol import (
     DRAINING,
@@ -59,6 +61,17 @@ class Ranks:
         running = [rank.record for rank in self._ranks.values() if not rank.record.is_over]
         return {record.pid for record in running if record.pid is not None}
 
+    def reads(self, holding: Holding) -> bool:
+        """Whether something here reads these weights. What a stray reads, nobody knows."""
+        for rank in list(self._ranks.values()):
+            if not rank.record.is_over:
+                launch = rank.record.assignment.launch
+                with contextlib.suppress(FetchError):
+                    order = order_of(launch)
+                    if order is not None and holding.is_of(order.repo, order.revision):
+                        return True
+        return bool(self._strays)
+
     def follower(self, replica: str, attempt: int | None) -> tuple[int, Follower] | None:
         """Of this attempt's log or, by default, of the last one's; None where no engine has written it."""
         logs = self.host.state.logs(replica)
@@ -90,6 +103,8 @@ class Ranks:
         if known is not None:
             generation = known.record.assignment.generation
             if assignment.generation == generation:
+                self._heed(assignment)
+                known.meet(assignment.peers)
                 return known.report()
             self._judge_generation(assignment.replica, assignment.generation, generation)
             if not known.record.is_over:
@@ -120,6 +135,7 @@ class Ranks:
             if process is not None:
                 process.close()
             raise
+        self._heed(assignment)
         self._strays.pop(assignment.replica, None)
         rank = self._ranks[assignment.replica] = Rank(self.host, record, process)
         rank.live(self._taken_ports)
@@ -161,15 +177,18 @@ class Ranks:
             self._recover(record, found.pop(str(mark_of(record)), []))
         for others in found.values():
             self._strays.setdefault(others[0].mark.replica, others[0])
+        self.host.fetches.begin(self.reads)
         self._prune()
 
     async def close(self, *, stop_engines: bool) -> None:
         """Let every engine run on without the agent, or stop them all."""
+        self.host.fetches.part()
         if stop_engines:
             for rank in self._ranks.values():
                 rank.drain(0, why="Its agent was stopped.", grace_s=STOP_WITH_AGENT_GRACE_S)
             await asyncio.gather(*(rank.over() for rank in self._ranks.values()))
         await asyncio.gather(*(rank.let_go() for rank in self._ranks.values()))
+        await self.host.fetches.close()
         if self._place is not None:
             self._place.close()
 
@@ -230,6 +249,10 @@ class Ranks:
         )
 
     # --- judging
+
+    def _heed(self, assignment: Assignment) -> None:
+        with self._disk():
+            self.host.fetches.heed(assignment.needed)
 
     def _obey(self, cluster: str, fence: int) -> None:
         """From here on, nothing that was decided under an older lease is carried out."""

@@ -30,6 +30,7 @@ from nodes.protocol import (
     Assignment,
     AttemptReport,
     ProtocolError,
+    WeightsOrder,
     read,
     to_json,
 )
@@ -99,13 +100,16 @@ class Tombstone:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """fence: the highest seen. next_port: where the search for one goes on. weights: source -> path.
-    lives: of the agents that had this folder, the last first."""
+    lives: of the agents that had this folder, the last first. ahead: weights that are being fetched before
+    anything asks for them. needed: what the catalog's models need, as it was told last."""
 
     fence: int = 0
     next_port: int = 0
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     lives: Sequence[str] = ()
+    ahead: Mapping[str, WeightsOrder] = field(default_factory=dict)
+    needed: Sequence[str] | None = None
 
 
 def take_place(node: str) -> socket.socket:
@@ -220,6 +224,13 @@ class StateFolder:
     def keep_weights(self, source: str, path: str) -> None:
         if self.ledger.weights.get(source) != path:
             self._keep(replace(self.ledger, weights={**self.ledger.weights, source: path}))
+
+    def keep_ahead(self, ahead: Mapping[str, WeightsOrder]) -> None:
+        self._keep(replace(self.ledger, ahead=ahead))
+
+    def keep_needed(self, needed: Sequence[str]) -> None:
+        if self.ledger.needed is None or tuple(self.ledger.needed) != tuple(needed):
+            self._keep(replace(self.ledger, needed=needed))
 
     def held_weights(self) -> list[str]:
         return sorted(source for source, path in self.ledger.weights.items() if os.path.exists(path))
