@@ -260,6 +260,16 @@ def test_one_that_is_killed_takes_its_own_streams_along_and_frees_their_slots(st
     assert load.failed == []
 
 
+def test_one_that_is_killed_while_it_is_asked_for_a_sign_of_life_is_replaced_at_once(stage: Stage) -> None:
+    [first, second], rows = sorted(stage.gateway.workers()), alive()
+    parent = Path(f"/proc/{stage.gateway.process.pid}/wchan")
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: "poll" in parent.read_text(), "the parent to wait for its answer")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: stage.gateway.workers() - {first, second}, "another process")
+    wait_until(lambda: len(alive() & rows) == 1 and len(alive() - rows) == 1, "it to serve", timeout_s=30)
+
+
 def test_when_all_are_told_to_stop_everything_is_written(stage: Stage) -> None:
     """Runs last: nothing serves afterwards."""
     wait_until(lambda: len(alive()) == 2, "two gateways")

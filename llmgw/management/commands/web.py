@@ -13,11 +13,21 @@ from typing import Any
 import uvicorn
 from django.conf import settings
 from django.core.management.base import BaseCommand
+from uvicorn.supervisors import multiprocess
 
 KEEP_ALIVE_S = 75
 """Longer than clients keep a connection that they do not use, so that none of them is closed on a request."""
 WORKER_START_S = 60
 """How long a worker may take to start, or to show a sign of life, before it is replaced."""
+
+
+class Worker(multiprocess.Process):
+    """Its parent keeps no end of the pipe that is the worker's: it would wait out the whole of its patience
+    for the answer of one that was killed meanwhile, and hear neither signals nor of the others until then."""
+
+    def start(self) -> None:
+        super().start()
+        self.child_conn.close()
 
 
 class Command(BaseCommand):
@@ -41,6 +51,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, host: str, port: int, workers: int, direct: bool, **options: Any) -> None:
+        multiprocess.Process = Worker  # type: ignore[misc]  # uvicorn offers no other way
         uvicorn.run(
             self.app,
             host=host,
