@@ -135,7 +135,7 @@ def test_nobody_waits_for_who_does_not_read_and_what_is_dropped_is_told(
 
     listener = threading.Thread(target=listen)
     listener.start()
-    wait_until(journal._waiting.empty, "the lines that waited to be written")
+    wait_until(lambda: not journal._waiting, "the lines that waited to be written")
     journal.note(passed(asked_as="enough"))
     journal.stop()
     listener.join(10)

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from queue import SimpleQueue
 from time import monotonic
 
 import msgspec
@@ -25,6 +25,9 @@ STDOUT = "-"
 LINES_WAITING = 10_000
 TEXT_LIMIT = 200
 """Of what a client wrote."""
+_LOOK_EVERY_S = 0.05
+"""A thread that is woken for every line would cost each request more than its line does."""
+_LINES_AT_ONCE = 10
 _WRITE_BYTES = 4096
 """A pipe takes so much at once, or nothing: lines of several processes never meet in the middle."""
 _STOP_S = 2.0
@@ -38,7 +41,8 @@ class Journal:
 
     def __init__(self, path: str, clock_s: Callable[[], float | None]) -> None:
         self._path, self._clock_s = path, clock_s
-        self._waiting: SimpleQueue[tuple[Passage, float | None, float] | None] = SimpleQueue()
+        self._waiting: deque[tuple[Passage, float | None, float]] = deque()
+        self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
         self._file = -1
         self._is_failing = False
@@ -55,24 +59,24 @@ class Journal:
 
     def stop(self) -> None:
         """Writes what waits, unless nobody takes it."""
-        self._waiting.put(None)
+        self._is_stopping.set()
         self._thread.join(_STOP_S)
 
     def note(self, passage: Passage) -> None:
         """The passage is not changed any more."""
-        if self._waiting.qsize() >= LINES_WAITING:
+        if len(self._waiting) >= LINES_WAITING:
             self._refused += 1
         else:
-            self._waiting.put((passage, self._clock_s(), monotonic()))
+            self._waiting.append((passage, self._clock_s(), monotonic()))
 
     def _keep_writing(self) -> None:
         is_last = False
         while not is_last:
-            lines = [self._waiting.get()]
-            while len(lines) < 100 and not self._waiting.empty():
-                lines.append(self._waiting.get())
-            is_last = None in lines
-            self._write([line_of(*line) for line in lines if line is not None])
+            is_last = self._is_stopping.wait(_LOOK_EVERY_S)
+            while self._waiting:
+                # Few at once: between two writes the requests have the interpreter.
+                count = min(len(self._waiting), _LINES_AT_ONCE)
+                self._write([line_of(*self._waiting.popleft()) for _ in range(count)])
         if self._file > 1:
             os.close(self._file)
 
