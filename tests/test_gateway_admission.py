@@ -8,12 +8,11 @@ import pytest
 
 from catalog.keys import KeyText
 from llmgw.gateway import admission
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused, Situation
+from llmgw.gateway.admission import KeyEntry, Refused
 
 PEPPER = b"a pepper for tests"
 KEY = KeyText.from_bytes(b"\x01" * 6, b"\x02" * 24)
 ENTRY = KeyEntry(KEY.id, KEY.digest(PEPPER))
-MODEL = ModelEntry(1, "qwen3-8b", is_on_demand=True)
 
 
 def _refusal(call: Callable[[], object]) -> Refused:
@@ -176,18 +175,9 @@ def test_headers_that_hide_the_body_are_refused(
     assert (refused.status, refused.code) == (status, code)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(lambda size: admission.check_room(size, 90, 100), id="beside all that is held"),
-        pytest.param(
-            lambda size: admission.check_waiting_room(MODEL, size, 90, 100), id="beside all that waits"
-        ),
-    ],
-)
-def test_bodies_are_held_in_bounded_room(check: Callable[[int], None]) -> None:
-    check(10)
-    refused = _refusal(lambda: check(11))
+def test_bodies_are_held_in_bounded_room() -> None:
+    admission.check_room(10, 90, 100)
+    refused = _refusal(lambda: admission.check_room(11, 90, 100))
     assert (refused.status, refused.retry_after_s is not None) == (503, True)
     assert "100" in refused.message
 
@@ -205,93 +195,3 @@ def test_an_unknown_model_is_met_with_names_that_are_close() -> None:
 
 def test_an_unknown_model_like_no_other_is_met_with_where_to_look() -> None:
     assert "GET /v1/models" in admission.unknown_model("x" * 5000, ["qwen3-8b"]).message
-
-
-@pytest.mark.parametrize(
-    ("model", "situation", "is_ready", "status", "reason"),
-    [
-        pytest.param(MODEL, Situation(), True, "ready", "", id="a ready replica is all that counts"),
-        pytest.param(
-            ModelEntry(1, "m", is_off=True), Situation(), False, "off", "max 0", id="off is off by intent"
-        ),
-        pytest.param(
-            MODEL,
-            Situation(on_the_way=(("fetching", "41 % of 8 GB"),), unplaced="no room for another"),
-            False,
-            "loading",
-            "fetching: 41 % of 8 GB",
-            id="one on its way counts more than one that has no place",
-        ),
-        pytest.param(
-            MODEL,
-            Situation(unplaced="0 of 3 nodes: 3 lack 1 free sim"),
-            False,
-            "unavailable",
-            "0 of 3 nodes",
-            id="nothing fits",
-        ),
-        pytest.param(MODEL, Situation(), False, "on_demand", "loaded when asked for", id="nobody asked yet"),
-        pytest.param(
-            ModelEntry(1, "m"), Situation(), False, "loading", "about to be placed", id="just added"
-        ),
-    ],
-)
-def test_a_model_stands_where_its_replicas_do(
-    model: ModelEntry, situation: Situation, is_ready: bool, status: str, reason: str
-) -> None:
-    standing = admission.standing(model, situation, is_ready=is_ready)
-    assert standing.status == status
-    assert reason in standing.reason
-
-
-def test_a_model_that_is_off_is_refused_without_a_word_of_trying_again() -> None:
-    refused = _refusal(lambda: admission.check_is_on(ModelEntry(1, "m", is_off=True)))
-    assert (refused.status, refused.code, refused.retry_after_s) == (503, "off", None)
-    assert "Try again" not in refused.message
-
-
-def test_nobody_waits_for_a_replica_that_only_an_edit_can_help() -> None:
-    stuck = Situation(unplaced='profile "default" failed: unknown flag --foo', needs_edit=True)
-    refused = _refusal(lambda: admission.check_can_be_ready(MODEL, stuck))
-    assert (refused.status, refused.code) == (503, "unavailable")
-    assert "unknown flag --foo" in refused.message
-
-
-@pytest.mark.parametrize(
-    "situation",
-    [
-        pytest.param(Situation(unplaced="0 of 2 nodes: 2 lack a free GPU"), id="room may come"),
-        pytest.param(
-            Situation(on_the_way=(("starting", ""),), unplaced="a flag is wrong", needs_edit=True),
-            id="another profile is being tried",
-        ),
-    ],
-)
-def test_a_replica_that_may_come_is_waited_for(situation: Situation) -> None:
-    admission.check_can_be_ready(MODEL, situation)
-
-
-@pytest.mark.parametrize(
-    ("situation", "code", "says"),
-    [
-        pytest.param(
-            Situation(on_the_way=(("starting", "loading weights"),)),
-            "loading",
-            "starting: loading weights",
-            id="what is on its way",
-        ),
-        pytest.param(
-            Situation(unplaced="0 of 2 nodes: 2 cordoned"),
-            "unavailable",
-            "0 of 2 nodes",
-            id="why nothing fits",
-        ),
-        pytest.param(Situation(), "loading", "its load has not begun", id="that nothing happened"),
-    ],
-)
-def test_who_waited_in_vain_is_told_for_what(situation: Situation, code: str, says: str) -> None:
-    refused = admission.not_ready_in_time(MODEL, situation, 60)
-    assert (refused.status, refused.code) == (503, code)
-    assert "after 60 s" in refused.message
-    assert says in refused.message
-    assert refused.retry_after_s is not None

@@ -19,7 +19,8 @@ from catalog.durations import SECOND
 from catalog.keys import KeyText
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
 from catalog.parts import Limits
-from llmgw.gateway.admission import Situation, Timeouts
+from llmgw.gateway.admission import Timeouts
+from llmgw.gateway.availability import Situation
 from llmgw.gateway.table import SITUATION_S, Table, read_table
 from nodes.models import Node, Rank, Replica, Unplaced
 from nodes.protocol import ClusterKey

@@ -1,4 +1,4 @@
-"""Who may ask for what, and every "no" a client can hear.
+"""Who may ask for what, and the shape of every "no" that a client can hear.
 
 Plain values in; silence or a Refused with its one sentence out. Nothing here parses JSON, reads a clock or
 knows where an engine is: the door parses, the table knows.
@@ -15,8 +15,6 @@ from catalog.keys import KeyText
 from catalog.parts import Limits
 from catalog.reading import quote
 
-READY, LOADING, ON_DEMAND, OFF, UNAVAILABLE = "ready", "loading", "on_demand", "off", "unavailable"
-
 RETRY_SOON_S, RETRY_LOADING_S = 1, 10
 """What a refused client is told to wait: until another try may meet another replica; until a load may have
 moved."""
@@ -24,30 +22,9 @@ moved."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """How far the first replica of a model is. `progress` is a part of 1; None is not known."""
-
-    state: str
-    node: str = ""
-    progress: float | None = None
-    eta_seconds: int | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "state": self.state,
-            "node": self.node,
-            "progress": self.progress,
-            "eta_seconds": self.eta_seconds,
-        }
-
-    def __str__(self) -> str:
-        return self.state if self.progress is None else f"{self.state} {self.progress:.0%}"
-
-
 class Refused(Exception):
     """A "no", in the shape that OpenAI's clients read. `retry_after_s` is None where trying again changes
-    nothing."""
+    nothing; `loading` is how far a model is that was waited for."""
 
     def __init__(
         self,
@@ -59,7 +36,7 @@ class Refused(Exception):
         kind: str = "",
         retry_after_s: int | None = None,
         allow: str = "",
-        loading: Loading | None = None,
+        loading: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
@@ -70,7 +47,7 @@ class Refused(Exception):
         error: dict[str, object] = {"message": self.message, "type": self.kind, "param": self.param}
         error["code"] = self.code
         if self.loading is not None:
-            error["loading"] = self.loading.as_dict()
+            error["loading"] = self.loading
         return {"error": error}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -303,42 +280,6 @@ class ModelEntry:
     engines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What stands between a model and its first ready replica: replicas on their way (state and reason of
-    each), how far the first of them is, and why none could be placed; `needs_edit` when that will not change
-    by waiting.
-    """
-
-    on_the_way: tuple[tuple[str, str], ...] = ()
-    unplaced: str = ""
-    needs_edit: bool = False
-    loading: Loading | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A model's status, and the reason why it is not ready."""
-
-    status: str
-    reason: str = ""
-
-
-def standing(model: ModelEntry, situation: Situation, *, is_ready: bool) -> Standing:
-    if is_ready:
-        return Standing(READY)
-    if model.is_off:
-        return Standing(OFF, "it is configured to be off (max 0)")
-    if situation.on_the_way:
-        state, reason = situation.on_the_way[0]
-        return Standing(LOADING, f"{state}: {reason}" if reason else state)
-    if situation.unplaced:
-        return Standing(UNAVAILABLE, situation.unplaced)
-    if model.is_on_demand:
-        return Standing(ON_DEMAND, "it is loaded when asked for")
-    return Standing(LOADING, "its replicas are about to be placed")
-
-
 def unknown_model(name: str, names: Collection[str]) -> Refused:
     close = difflib.get_close_matches(name[:200], names, n=3, cutoff=0.6)
     hint = (
@@ -356,68 +297,4 @@ def replaced(name: str) -> Refused:
         f"The model {quote(name)} was removed and added anew while this request waited for it: try again.",
         param="model",
         retry_after_s=RETRY_SOON_S,
-    )
-
-
-def check_is_on(model: ModelEntry) -> None:
-    if model.is_off:
-        raise Refused(
-            503,
-            "off",
-            f"The model {quote(model.name)} is off: it is configured with max 0. An operator can raise it.",
-            param="model",
-        )
-
-
-def check_can_be_ready(model: ModelEntry, situation: Situation) -> None:
-    """Waiting does not help a model whose replicas fail because of what an operator wrote."""
-    if situation.needs_edit and not situation.on_the_way:
-        raise Refused(
-            503,
-            UNAVAILABLE,
-            f"The model {quote(model.name)} cannot run until an operator edits it: {situation.unplaced}",
-            param="model",
-            retry_after_s=RETRY_LOADING_S,
-        )
-
-
-def loading_of(situation: Situation) -> Loading:
-    """What a waiting client is told of: the state is "pending" while nothing has begun."""
-    return situation.loading or Loading("pending")
-
-
-def not_ready_in_time(model: ModelEntry, situation: Situation, waited_s: float) -> Refused:
-    now = standing(model, situation, is_ready=False)
-    waits_for = now.reason if now.status != ON_DEMAND else "its load has not begun"
-    return Refused(
-        503,
-        now.status if now.status in (LOADING, UNAVAILABLE) else LOADING,
-        f"The model {quote(model.name)} is not ready after {waited_s:.0f} s: {waits_for}. Try again.",
-        param="model",
-        retry_after_s=RETRY_LOADING_S,
-        loading=loading_of(situation),
-    )
-
-
-def check_waiting_room(model: ModelEntry, size: int, waiting: int, limit: int) -> None:
-    """Whether a body of this size may wait for the model beside those that wait in this process already, all
-    in bytes."""
-    if waiting + size > limit:
-        raise Refused(
-            503,
-            "too_many_waiting",
-            f"The model {quote(model.name)} is loading, and the requests that wait hold {limit} bytes, all "
-            "that they may: try again.",
-            param="model",
-            retry_after_s=RETRY_LOADING_S,
-        )
-
-
-def too_many_waiting(model: ModelEntry, limit: int) -> Refused:
-    return Refused(
-        503,
-        "too_many_waiting",
-        f"The model {quote(model.name)} is loading and {limit} requests wait for it already: try again.",
-        param="model",
-        retry_after_s=RETRY_LOADING_S,
     )

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from catalog.keys import KeyText
-from llmgw.gateway import admission, bounds, needs, peek, surface
+from llmgw.gateway import admission, availability, bounds, needs, peek, surface
 from llmgw.gateway.accounts import Accounts
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
 from llmgw.gateway.bodies import Bodies, ClientGone
@@ -211,7 +211,7 @@ class GatewayApp:
     def _shown(self, name: str, model: ModelEntry) -> dict[str, object]:
         table = self.table.current
         targets = table.targets_of(model)
-        standing = admission.standing(model, table.situation_of(model), is_ready=bool(targets))
+        standing = availability.standing(model, table.situation_of(model), is_ready=bool(targets))
         return {
             "id": name,
             "object": "model",

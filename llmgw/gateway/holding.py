@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from llmgw.gateway import admission, answers
+from llmgw.gateway import admission, answers, availability
 from llmgw.gateway.call import Call
 from llmgw.gateway.client import Client
 from llmgw.gateway.demand import DemandBook
@@ -50,11 +50,11 @@ class Holding:
         """The first choice there is; the load goes on when the client does not. Raises Refused at the end of
         the hold, and as soon as waiting is in vain."""
         call = held.call
-        admission.check_is_on(call.model)
+        availability.check_is_on(call.model)
         if self._demand.waiting_for(call.model.id) >= WAITING_LIMIT:
-            raise admission.too_many_waiting(call.model, WAITING_LIMIT)
+            raise availability.too_many_waiting(call.model, WAITING_LIMIT)
         size = len(call.body)
-        admission.check_waiting_room(call.model, size, self._held_bytes, self._room_bytes)
+        availability.check_waiting_room(call.model, size, self._held_bytes, self._room_bytes)
         dialect = dialect_of(call.endpoint)
         if call.wants_stream:
             # An early failure keeps its status; after that, comments keep the line open.
@@ -81,16 +81,16 @@ class Holding:
                 raise admission.unknown_model(call.name, table.names)
             if (choice := choose()) is not None:
                 return choice
-            admission.check_is_on(model)
+            availability.check_is_on(model)
             is_there = bool(table.targets_of(model))
             situation = table.situation_of(model)
             if not is_there:
-                admission.check_can_be_ready(model, situation)
+                availability.check_can_be_ready(model, situation)
             left_s = held.until_s - monotonic()
             if left_s <= 0:
                 if is_there and held.cause:
                     raise answers.still_away(model.name, held.cause, held.hold_s)
-                raise admission.not_ready_in_time(model, situation, held.hold_s)
+                raise availability.not_ready_in_time(model, situation, held.hold_s)
             try:
                 await held.watch.within(min(left_s, LOOK_AGAIN_S) if is_there else left_s, changed.wait())
             except TimeoutError:
@@ -100,4 +100,4 @@ class Holding:
         table = self._table.current
         if table.targets_of(call.model):
             return "waiting for a replica"
-        return f"loading {admission.loading_of(table.situation_of(call.model))}"
+        return f"loading {availability.loading_of(table.situation_of(call.model))}"

@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db.models import OuterRef, Subquery
 from django.db.models.functions import Now
 
-from llmgw.gateway.admission import Loading, Situation
+from llmgw.gateway.availability import Loading, Situation
 from nodes.models import Rank, Replica, Unplaced
 from nodes.protocol import CONFIGURATION
 

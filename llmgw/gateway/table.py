@@ -24,7 +24,8 @@ from django.db.models.functions import Coalesce, Now
 
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
 from catalog.parts import LIMIT_KEYS, Limits
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Situation, Timeouts
+from llmgw.gateway.admission import KeyEntry, ModelEntry, Timeouts
+from llmgw.gateway.availability import Situation
 from llmgw.gateway.routing import Target
 from llmgw.gateway.situations import read_situations
 from nodes.models import Gateway, Rank, Replica
