@@ -204,9 +204,21 @@ def test_an_error_in_a_stream_has_the_status_that_it_would_have_had(
             Tokens(9, 8, 1),
             id="Anthropic's first event, whose input is without what was cached",
         ),
+        pytest.param(
+            {"choices": [], "timings": {"cache_n": 24, "prompt_n": 5, "predicted_n": 6, "prompt_ms": 348.7}},
+            Tokens(29, 24, 6),
+            id="llama.cpp's last event, where nobody asked for usage",
+        ),
+        pytest.param(
+            {"usage": {"prompt_tokens": 9}, "timings": {"cache_n": 1, "prompt_n": 1}},
+            Tokens(9),
+            id="usage beside timings",
+        ),
         pytest.param({"usage": None}, Tokens(), id="not yet"),
         pytest.param({"usage": {"prompt_tokens": True, "completion_tokens": -1}}, Tokens(), id="no numbers"),
         pytest.param({"usage": {"prompt_tokens_details": []}}, Tokens(), id="another shape"),
+        pytest.param({"timings": {"cache_n": 24}}, Tokens(None, 24), id="half a count"),
+        pytest.param({"timings": [1]}, Tokens(), id="timings of another shape"),
     ],
 )
 def test_tokens_are_what_the_engine_says(answer: dict[str, Any], tokens: Tokens) -> None:

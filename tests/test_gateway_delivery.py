@@ -149,6 +149,26 @@ def test_usage_that_was_asked_for_is_passed_on(stage: Stage) -> None:
     assert done == b"data: [DONE]"
 
 
+def test_llamacpp_is_not_asked_for_usage_and_its_timings_stay(stage: Stage) -> None:
+    timings = {"cache_n": 24, "prompt_n": 5, "predicted_n": 6, "predicted_per_second": 10.9}
+
+    async def script(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        assert "stream_options" not in fields
+        response = await begin_stream(request)
+        await response.write(chat_event(fields, "One"))
+        last = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+        await _chunk(response, {"model": fields["model"], "timings": timings}, last)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    stage.play.engine.script = script
+    *_, last, done = stage.stream(model="lama")
+    assert json.loads(last.removeprefix(b"data: "))["timings"] == timings
+    assert done == b"data: [DONE]"
+    told = stage.told()
+    assert [told[f"{name}_tokens"] for name in ("prompt", "cached", "completion")] == [29, 24, 6]
+
+
 @pytest.mark.parametrize("options", [pytest.param("x", id="a text"), pytest.param([1], id="a list")])
 def test_options_of_another_shape_are_for_the_engine_to_refuse(stage: Stage, options: Any) -> None:
     stage.stream(stream_options=options)
@@ -249,8 +269,8 @@ def test_an_engine_that_never_begins_is_given_up(stage: Stage, is_stream: bool) 
 
 
 def test_a_models_own_time_outs_count(stage: Stage) -> None:
-    change(stage.play.model, timeout_first_byte_ns=100_000_000)
-    stage.play.engine.script = _streaming("One", first_s=0.4)
+    change(stage.play.model, timeout_first_byte_ns=250_000_000)
+    stage.play.engine.script = _streaming("One", first_s=0.6)
     wait_until(lambda: stage.stream()[-1] != b"data: [DONE]", "the edit to count")
     change(stage.play.model, timeout_first_byte_ns=0)
     wait_until(lambda: stage.stream()[-1] == b"data: [DONE]", "the edit to be taken back")

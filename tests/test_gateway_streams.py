@@ -174,6 +174,13 @@ def test_usage_that_comes_with_content_stays_where_it_is() -> None:
     assert stream.feed(WORD + LAST + DONE) == WORD + LAST + DONE
 
 
+def test_timings_are_seen_and_stay_where_they_are() -> None:
+    finish = b'data: {"choices":[{"delta":{}}],"timings":{"cache_n":1,"prompt_n":25,"predicted_n":3}}\n\n'
+    stream = EventStream(CHAT)
+    assert stream.feed(WORD + finish + DONE) == WORD + finish + DONE
+    assert stream.tokens() == Tokens(26, 1, 3)
+
+
 def test_usage_that_comes_again_and_again_is_not_added_up() -> None:
     stream = EventStream(CHAT)
     stream.feed(USAGE + LAST)

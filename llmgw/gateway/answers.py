@@ -38,14 +38,14 @@ NO_TOKENS = Tokens()
 
 
 def tokens_of(answer: Mapping[str, Any]) -> Tokens:
-    """From an answer or a chunk of one, in OpenAI's words (chat, completions, embeddings, responses) or
-    Anthropic's, which leaves the cached ones out of its input."""
+    """From an answer or a chunk of one, in OpenAI's words (chat, completions, embeddings, responses), in
+    Anthropic's, or in llama.cpp's timings; the last two leave the cached ones out of the prompt's."""
     usage = answer.get("usage")
     for outer in ("message", "response"):
         if usage is None and isinstance(inner := answer.get(outer), dict):
             usage = inner.get("usage")
     if not isinstance(usage, dict):
-        return NO_TOKENS
+        return _timed(answer.get("timings"))
     prompt = _count(usage, "prompt_tokens", "input_tokens")
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
@@ -54,6 +54,14 @@ def tokens_of(answer: Mapping[str, Any]) -> Tokens:
         if prompt is not None:
             prompt += read + (_count(usage, "cache_creation_input_tokens") or 0)
     return Tokens(prompt, cached, _count(usage, "completion_tokens", "output_tokens"))
+
+
+def _timed(timings: object) -> Tokens:
+    if not isinstance(timings, dict):
+        return NO_TOKENS
+    computed, cached = _count(timings, "prompt_n"), _count(timings, "cache_n")
+    prompt = None if computed is None else computed + (cached or 0)
+    return Tokens(prompt, cached, _count(timings, "predicted_n"))
 
 
 def _count(of: Mapping[str, Any], *names: str) -> int | None:

@@ -19,6 +19,9 @@ from llmgw.gateway.surface import CHAT, COMPLETION, LLAMACPP, VLLM, Endpoint
 _CANNOT_CANCEL = frozenset({LLAMACPP})
 """Engines that compute a plain answer to its end, whether or not its client has left: they are asked for a
 stream instead."""
+_COUNTS_UNASKED = frozenset({LLAMACPP})
+"""Engines that end a stream with its timings, which have the tokens in them; asked for usage, they move those
+to a chunk that the client did not ask for."""
 _echo = lru_cache(maxsize=1024)(Echo)
 _SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
@@ -53,7 +56,9 @@ class Call:
 
     def hides_usage_of(self, target: Target) -> bool:
         """Whether usage is asked of the engine though the client did not."""
-        return self.wants_stream and not self.wants_usage and self._is_completion()
+        if not self.wants_stream or self.wants_usage or target.engine in _COUNTS_UNASKED:
+            return False
+        return self._is_completion()
 
     def body_for(self, target: Target) -> bytes:
         """As it came, but for what must be different."""

@@ -103,7 +103,7 @@ class EventStream:
                 raise NotAStream("an event without end")
         if b'"error"' in data or b"response.failed" in data:
             data = self._until_error(data)
-        if b'"usage"' in data and _USAGE.search(data):
+        if (b'"usage"' in data or b'"timings"' in data) and _USAGE.search(data):
             data = self._without_usage(data)
         if not self.has_content and _CONTENT.search(data):
             self.has_content = True
@@ -153,7 +153,7 @@ class EventStream:
 
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n")
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CONTENT = _at_line(rb"data:(?!\s*\[DONE\])\s*\S")
 
