@@ -74,6 +74,30 @@ def test_a_closed_watch_calls_nobody() -> None:
     _run(scene())
 
 
+def test_what_is_to_be_called_later_is_called_once_unless_the_watch_is_closed() -> None:
+    async def scene() -> None:
+        watch, closed, called = Watch(60, first_look_s=0.01), Watch(60, first_look_s=0.01), asyncio.Event()
+        calls: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        def call() -> None:
+            calls.append(loop.time())
+            called.set()
+
+        begun_s = loop.time()
+        closed.call_later(0.01, lambda: calls.append(0))
+        closed.close()
+        watch.call_later(0.02, call)
+        await called.wait()
+        with pytest.raises(TimeoutError):  # and goes on to watch
+            await watch.within(0.02, asyncio.Event().wait())
+        watch.close()
+        assert len(calls) == 1
+        assert 0.02 <= calls[0] - begun_s < 5
+
+    _run(scene())
+
+
 def test_a_model_has_its_own_patience_where_it_says_so() -> None:
     common = Patience(60, 3, 600, 300, 30, 2, 10)
     assert common.of(Timeouts()) == common

@@ -31,7 +31,7 @@ from llmgw.gateway.journal import Journal
 from llmgw.gateway.limits import Limiter
 from llmgw.gateway.needs import Needs
 from llmgw.gateway.passage import Passage
-from llmgw.gateway.patience import Patience
+from llmgw.gateway.patience import Patience, Watch
 from llmgw.gateway.relay import Relay
 from llmgw.gateway.routing import PREFIX, SESSION, Prompt, chain
 from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
@@ -52,6 +52,9 @@ CLIENT_LEFT = 499
 
 SESSION_LIMIT = 256
 """Characters of a session's name that bear on routing."""
+
+LEAVING_S = 0.1
+"""A request that lasts longer is looked after for its client to leave."""
 
 _FORWARDED = {name.encode() for name in CLIENT_HEADERS}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -239,14 +242,18 @@ class GatewayApp:
         client: Client,
         passage: Passage,
     ) -> None:
-        with self._bodies.room() as room:
-            body = await self._bodies.read(headers, receive, room)
-            call = await self._admit(endpoint, key, headers, body, passage)
-            lease = await self._limits.take(key, call.model, call.needs.prompt.least)
-            try:
-                await self._serve(call, receive, client)
-            finally:
-                lease.give_back(passage.prompt_tokens + passage.completion_tokens)
+        watch = Watch(self._patience.shortest_s, first_look_s=LEAVING_S)
+        try:
+            with self._bodies.room() as room:
+                body = await self._bodies.read(headers, receive, room, watch)
+                call = await self._admit(endpoint, key, headers, body, passage)
+                lease = await self._limits.take(key, call.model, call.needs.prompt.least)
+                try:
+                    await self._serve(call, receive, client, watch)
+                finally:
+                    lease.give_back(passage.prompt_tokens + passage.completion_tokens)
+        finally:
+            watch.close()
 
     async def _admit(
         self, endpoint: Endpoint, key: KeyEntry, headers: Headers, body: bytes, passage: Passage
@@ -316,27 +323,45 @@ class GatewayApp:
         parts = (bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None)
         return Prompt(chain(f"{model.id}:{key.cache_scope}".encode(), parts))
 
-    async def _serve(self, call: Call, receive: Receive, client: Client) -> None:
+    async def _serve(self, call: Call, receive: Receive, client: Client, watch: Watch) -> None:
         """Until it is answered, or its client has left."""
-        serving = asyncio.current_task()
-        assert serving is not None, "a request is a task"
-        has_left = False
-
-        async def watch() -> None:
-            nonlocal has_left
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            has_left = serving.cancel()
-
-        watching = asyncio.create_task(watch())
+        leaving = Leaving(receive)
+        watch.call_later(LEAVING_S, leaving.begin)
         try:
-            await self._relay.serve(call, client)
+            await self._relay.serve(call, client, watch)
         except asyncio.CancelledError:
-            if has_left and not serving.uncancel():
-                raise ClientGone from None
+            leaving.check()
             raise
         finally:
-            watching.cancel()
+            leaving.end()
+
+
+class Leaving:
+    """Ends a request, the task that makes this, once its client has left. It looks out from `begin` on, in a
+    task of its own: most requests are answered sooner than one is worth."""
+
+    def __init__(self, receive: Receive) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None, "a request is a task"
+        self._serving, self._receive, self._has_left = serving, receive, False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._look_out())
+
+    async def _look_out(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._has_left = self._serving.cancel()
+
+    def check(self) -> None:
+        """Raises ClientGone where that, and nobody else, is why the request was cancelled."""
+        if self._has_left and not self._serving.uncancel():
+            raise ClientGone from None
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 @lru_cache(maxsize=4096)

@@ -44,14 +44,16 @@ class Bodies:
     def room(self) -> Room:
         return Room(self)
 
-    async def read(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, room: Room) -> bytes:
+    async def read(
+        self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, room: Room, watch: Watch
+    ) -> bytes:
         """What its length claims is believed only to refuse sooner."""
         limit = self._max_body_bytes
         for name, value in headers:
             if name == b"content-length" and int(value) > limit:
                 raise admission.body_too_large(limit)
         pieces = []
-        clock, watch = asyncio.get_running_loop().time, Watch(self._body_s)
+        clock = asyncio.get_running_loop().time
         until_s = clock() + self._body_s
         try:
             while True:
@@ -69,5 +71,3 @@ class Bodies:
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except TimeoutError:
             raise admission.body_too_slow(self._body_s) from None
-        finally:
-            watch.close()

@@ -23,6 +23,7 @@ from llmgw.gateway.streams import Dialect
 from llmgw.gateway.surface import ANTHROPIC, OPENAI, error_body
 
 _COMMON_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_JSON = (b"content-type", b"application/json")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
@@ -63,19 +64,20 @@ class Client:
         self._watch = watch
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        await self._hand_over(self._head(status, headers))
+        await self._taken(self._send(self._head(status, headers)))
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         if is_last or self._commenting is not None:
             await self._settle(goes_on=not is_last)
         elif self._beat is not None:
             self._spoke_at_s = self._loop.time()
-        await self._hand_over({"type": "http.response.body", "body": data, "more_body": not is_last})
+        await self._taken(self._send({"type": "http.response.body", "body": data, "more_body": not is_last}))
 
     async def answer(self, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        await self.begin(status, [(b"content-type", b"application/json"), length, *headers])
-        await self.write(body, is_last=True)
+        """A whole one. For a client that comments are sent to, only after `be_quiet`."""
+        length = (b"content-length", b"%d" % len(body))
+        head = self._head(status, [_JSON, length, *headers])
+        await self._taken(self._send_whole(head, {"type": "http.response.body", "body": body}))
 
     async def answer_json(self, value: object) -> None:
         await self.answer(msgspec.json.encode(value))
@@ -157,8 +159,9 @@ class Client:
             headers.append((b"request-id", self._passage.request_id.encode()))
         return {"type": "http.response.start", "status": status, "headers": headers}
 
-    async def _hand_over(self, message: MutableMapping[str, Any]) -> None:
-        await self._taken(self._send(message))
+    async def _send_whole(self, head: MutableMapping[str, Any], body: MutableMapping[str, Any]) -> None:
+        await self._send(head)
+        await self._send(body)
 
     async def _taken(self, sending: Awaitable[object]) -> None:
         """Waits while the server's buffer for this client is full."""

@@ -15,7 +15,7 @@ import msgspec
 from llmgw.gateway import answers
 from llmgw.gateway.admission import Refused
 from llmgw.gateway.answers import Tokens
-from llmgw.gateway.assembly import Assembly, NotAnswered
+from llmgw.gateway.assembly import NotAnswered, assembly_of
 from llmgw.gateway.breaker import Outcome
 from llmgw.gateway.call import Call
 from llmgw.gateway.client import Client
@@ -130,6 +130,7 @@ class Delivery:
         needed = _CONTENT.get(self._call.endpoint.kind)
         if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
             raise _unreadable(self._model, "answered with nothing")
+        await self._client.be_quiet()
         if self._client.has_begun:  # a comment was due meanwhile
             raise _unreadable(self._model, "answered in another way than it was asked to")
         self._count(answers.tokens_of({"usage": usage}))
@@ -138,7 +139,8 @@ class Delivery:
         return Outcome.FINE
 
     async def _gather(self, answer: Answer) -> Outcome:
-        stream, assembly, size = EventStream(), Assembly(), 0
+        endpoint = self._call.endpoint
+        stream, assembly, size = EventStream(dialect_of(endpoint)), assembly_of(endpoint), 0
         try:
             while piece := await answer.piece(self._patience_with(stream)):
                 size += len(piece)
@@ -150,7 +152,7 @@ class Delivery:
                     assembly.feed(events)
                 if stream.error is not None:
                     self._raise_error_event(stream.error)
-            stream.finish()
+            assembly.feed(stream.finish())
             whole = assembly.whole()
         except EngineAway as error:
             raise away(self._model, error) from error

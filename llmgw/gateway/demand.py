@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -64,7 +64,7 @@ class DemandBook:
         self.gateway = uuid.uuid4()
         self._table, self._wake = table, wake
         self._waiting: Counter[int] = Counter()
-        self._in_flight: Counter[int] = Counter()
+        self._in_flight: defaultdict[int, int] = defaultdict(int)
         self._changed: set[int] = set()
         self._urgent = asyncio.Event()
         self._must_wake = asyncio.Event()
@@ -105,17 +105,15 @@ class DemandBook:
             self._waiting[model] -= 1
             self._changed.add(model)
 
-    @contextlib.contextmanager
-    def is_served(self, model: int) -> Iterator[None]:
-        """While a replica of the model works on a request. Its end counts as being asked for, so that a
-        model is idle from its last answer on."""
-        self._in_flight[model] += 1
+    def begin_serving(self, model: int) -> None:
+        """A replica of the model works on a request, until `end_serving`."""
+        self._in_flight[model] = self._in_flight.get(model, 0) + 1
         self._changed.add(model)
-        try:
-            yield
-        finally:
-            self._in_flight[model] -= 1
-            self._changed.add(model)
+
+    def end_serving(self, model: int) -> None:
+        """Counts as being asked for, so that a model is idle from its last answer on."""
+        self._in_flight[model] -= 1
+        self._changed.add(model)
 
     def ask_to_look(self) -> None:
         """Has the reconciler look at what there is, because somebody saw that it is not so."""

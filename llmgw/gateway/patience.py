@@ -7,7 +7,7 @@ is set once and looks, when it goes off, whether what it was set for is long pas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
@@ -54,9 +54,10 @@ def _patience(common: Patience, own: Timeouts) -> Patience:
 
 class Watch:
     """For the task that makes it. `close` it when the task goes on to something else. `shortest_s` is the
-    shortest wait of those that are usual: the timer is set for that, and set anew where a wait is shorter."""
+    shortest wait of those that are usual: the timer is set for that, and set anew where a wait is shorter.
+    It goes off for the first time after `first_look_s`."""
 
-    def __init__(self, shortest_s: float = 10.0) -> None:
+    def __init__(self, shortest_s: float = 10.0, *, first_look_s: float | None = None) -> None:
         task = asyncio.current_task()
         assert task is not None, "a watch is for a task"
         self._task = task
@@ -65,7 +66,9 @@ class Watch:
         self._due_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_called = False
-        self._set(self._loop.time() + shortest_s)
+        self._then: Callable[[], object] | None = None
+        self._then_at_s = 0.0
+        self._set(self._loop.time() + (shortest_s if first_look_s is None else first_look_s))
 
     async def within(self, seconds: float, work: Awaitable[T]) -> T:
         """What the work gives, or TimeoutError when it takes longer. The work is cancelled then."""
@@ -84,7 +87,14 @@ class Watch:
         finally:
             self._due_s = None
 
+    def call_later(self, seconds: float, then: Callable[[], object]) -> None:
+        """Calls it once, unless closed before. Free where the timer goes off by then anyhow."""
+        self._then, self._then_at_s = then, self._loop.time() + seconds
+        if self._then_at_s < self._set_for_s:
+            self._set(self._then_at_s)
+
     def close(self) -> None:
+        self._then = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -96,9 +106,14 @@ class Watch:
 
     def _look(self) -> None:
         now_s, self._timer = self._loop.time(), None
+        if self._then is not None and now_s >= self._then_at_s:
+            then, self._then = self._then, None
+            then()
         if self._due_s is not None and now_s >= self._due_s:
             self._has_called = True
             self._task.cancel()
         else:
             later_s = now_s + self._shortest_s
-            self._set(later_s if self._due_s is None else min(later_s, self._due_s))
+            if self._due_s is not None:
+                later_s = min(later_s, self._due_s)
+            self._set(later_s if self._then is None else min(later_s, self._then_at_s))

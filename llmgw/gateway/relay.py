@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -69,13 +68,13 @@ class Relay:
             comment_s=patience.comment_s,
             room_bytes=room_bytes,
         )
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: dict[str, int] = {}
         self._chooser, self._breaker = Chooser(), Breaker()
         self._replicas = table.current.replicas
 
-    async def serve(self, call: Call, client: Client) -> None:
+    async def serve(self, call: Call, client: Client, watch: Watch) -> None:
         """Answers the client, or raises Refused while nothing of an answer has been said to it."""
-        watch, budget = Watch(self._patience.shortest_s), Budget(monotonic())
+        budget = Budget(monotonic())
         client.watched_by(watch)
         try:
             if call.wants_stream:
@@ -88,7 +87,6 @@ class Relay:
                     raise
         finally:
             client.close()
-            watch.close()
 
     async def _fall_back(self, call: Call, client: Client, watch: Watch, budget: Budget) -> bool:
         """Whether another model answered. Nobody waits for one that is not ready."""
@@ -205,22 +203,22 @@ class Relay:
         passage.attempts += 1
         passage.sent_at_s, passage.first_byte_at_s = monotonic(), None
         delivery = Delivery(call, target, client, first_byte_s=patience.first_byte_s, idle_s=patience.idle_s)
+        self._take(call.model, target)
         try:
-            with self._taken(call.model, target):
-                answer = await self._upstream.ask(
-                    target,
-                    call.endpoint.path_on(target.engine) or call.endpoint.path,
-                    call.body_for(target),
-                    call.headers,
-                    watch,
-                    connect_s=patience.connect_s,
-                    first_byte_s=patience.first_byte_s,
-                )
-                try:
-                    outcome = await delivery.deliver(answer)
-                    is_gone = outcome is Outcome.FAILED
-                finally:
-                    answer.close()
+            answer = await self._upstream.ask(
+                target,
+                call.endpoint.path_on(target.engine) or call.endpoint.path,
+                call.body_for(target),
+                call.headers,
+                watch,
+                connect_s=patience.connect_s,
+                first_byte_s=patience.first_byte_s,
+            )
+            try:
+                outcome = await delivery.deliver(answer)
+                is_gone = outcome is Outcome.FAILED
+            finally:
+                answer.close()
         except EngineAway as error:
             failure = away(call.model.name, error)
             outcome, is_gone = failure.outcome, True
@@ -232,21 +230,21 @@ class Relay:
             outcome = Outcome.FINE
             raise
         finally:
+            self._give_back(call.model, target)
             if is_gone:  # the reconciler will know in a moment, instead of at its next pass
                 self._demand.ask_to_look()
             there = self._table.current.targets_of(call.model)
             self._breaker.tell(target.replica, outcome, monotonic(), there)
 
-    @contextlib.contextmanager
-    def _taken(self, model: ModelEntry, target: Target) -> Iterator[None]:
-        self._in_flight[target.replica] += 1
-        try:
-            with self._demand.is_served(model.id):
-                yield
-        finally:
-            self._in_flight[target.replica] -= 1
-            if not self._in_flight[target.replica]:
-                del self._in_flight[target.replica]
+    def _take(self, model: ModelEntry, target: Target) -> None:
+        self._in_flight[target.replica] = self._in_flight.get(target.replica, 0) + 1
+        self._demand.begin_serving(model.id)
+
+    def _give_back(self, model: ModelEntry, target: Target) -> None:
+        self._demand.end_serving(model.id)
+        self._in_flight[target.replica] -= 1
+        if not self._in_flight[target.replica]:
+            del self._in_flight[target.replica]
 
 
 def _is_answered_by(passage: Passage, model: ModelEntry) -> None:

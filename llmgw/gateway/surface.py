@@ -113,7 +113,7 @@ def unknown_path(path: str) -> Refused:
 
 def check_spoken(endpoint: Endpoint, model: ModelEntry) -> None:
     """That some engine of the model's speaks this endpoint; the reason names them when none does."""
-    if not model.engines or any(endpoint.path_on(engine) for engine in model.engines):
+    if not model.engines or not endpoint.engines.keys().isdisjoint(model.engines):
         return
     raise unspoken(endpoint, model.name, model.engines)
 

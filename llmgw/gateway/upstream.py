@@ -84,10 +84,8 @@ class Answer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Gives the connection back if the body was read to its end, and ends it otherwise."""
-        if self._response.content.is_eof():
-            self._response.release()
-        else:
+        """Ends the connection, unless the body has come to its end: it was given back then."""
+        if not self._response.content.is_eof():
             self._response.close()
 
 
