@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from nodes.agent.home import Home
-from nodes.agent.join import REFUSALS, join, parser
+from nodes.agent.join import REFUSALS, JoinError, join, parser, uninstall
 from nodes.bundle import ROOT, bundle
 from tests.services import free_port
 from tests.trial import Trial
@@ -79,6 +79,12 @@ class Machine:
             return str(no)
         return ""
 
+    def kept_by(self) -> str:
+        """What `uninstall` is refused with."""
+        with pytest.raises(JoinError) as no:
+            uninstall(Home(self.home))
+        return str(no.value)
+
     def run(self, script: str, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.home / script), *options],
@@ -94,8 +100,8 @@ class Machine:
         return dict(json.loads((self.home / "identity.json").read_text()))
 
 
-def new_token(trial: Trial, name: str = "") -> dict[str, Any]:
-    return dict(trial.api("POST", "join-tokens", {"name": name}))
+def new_token(trial: Trial, name: str = "", **asked: Any) -> dict[str, Any]:
+    return dict(trial.api("POST", "join-tokens", {"name": name, **asked}))
 
 
 @pytest.mark.timeout(400)
@@ -103,7 +109,7 @@ def test_a_machine_joins_by_one_line_runs_a_replica_and_leaves(trial: Trial, tmp
     machine = Machine(trial, tmp_path, "--sim-gpus", "1:sim", "--name", "box")
     wheels = wheelhouse(tmp_path / "wheels", ROOT / "nodes/agent/requirements.txt")
     machine.environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
-    made = json.loads(trial.manage("node_join_token", "--label", "zone=a", "--url", trial.url, "--json"))
+    made = new_token(trial, labels={"zone": "a"})
     assert made["token"] not in made["line"]
 
     said = machine.paste(made["line"], made["token"])
@@ -145,17 +151,22 @@ def test_a_machine_joins_by_one_line_runs_a_replica_and_leaves(trial: Trial, tmp
         checked = machine.run("run", "--check")
         assert checked.returncode == 0, checked.stderr
         assert f"llmgw at {trial.url} knows this node" in checked.stderr
-        assert "runs 1 replica; drain it first" in machine.run("uninstall").stderr
+        assert "runs 1 replica; drain it first" in machine.kept_by()
 
         trial.api("DELETE", "models/parrot")
-        wait_until(lambda: trial.engines() == [], "the engine to end", timeout_s=30)
-        assert "stop it, then run this again" in machine.run("uninstall").stderr
+        wait_until(
+            lambda: {each["state"] for each in trial.replicas()} == {"stopped"},
+            "the replica to be over",
+            tell=trial.story,
+            timeout_s=30,
+        )
+        assert trial.engines() == []
+        assert "stop it, then run this again" in machine.kept_by()
     finally:
         agent.terminate()
         agent.wait(20)
     assert machine.run("uninstall").returncode == 0
     assert not machine.home.exists()
-    wait_until(lambda: {each["state"] for each in trial.replicas()} == {"stopped"}, "it to be over")
     trial.api("DELETE", "nodes/box")
     assert "box" not in {node["name"] for node in trial.api("GET", "nodes")["results"]}
 
