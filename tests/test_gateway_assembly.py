@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.gateway.assembly import Assembly, NotAnswered
+from llmgw.gateway.assembly import Assembly, NotAnswered, assembly_of
+from llmgw.gateway.surface import ENDPOINTS
 
 HEAD = {"created": 1, "id": "chatcmpl-1", "model": "my-model", "system_fingerprint": "b0-unknown"}
 
@@ -173,3 +174,113 @@ def test_what_is_no_answer_is_not_made_one(chunks: list[dict[str, Any]], says: s
 def test_events_that_are_no_chunks_are_seen(events: bytes) -> None:
     with pytest.raises(NotAnswered, match="something else"):
         Assembly().feed(events)
+
+
+# --- messages and responses ---------------------------------------------------------------
+
+
+def _told(path: str, *events: dict[str, Any]) -> dict[str, Any]:
+    assembly = assembly_of(ENDPOINTS[path])
+    for event in events:
+        assembly.feed(f"event: {event.get('type')}\ndata: {json.dumps(event)}\n\n".encode())
+    return assembly.whole()
+
+
+def _start(index: int, **block: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def _delta(index: int, **delta: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def _stop(index: int) -> dict[str, Any]:
+    return {"type": "content_block_stop", "index": index}
+
+
+BEGUN = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
+START = {
+    "type": "message_start",
+    "message": {**BEGUN, "stop_reason": None, "usage": {"input_tokens": 5, "output_tokens": 0}},
+}
+END = {
+    "type": "message_delta",
+    "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+    "usage": {"output_tokens": 9},
+}
+
+
+def test_a_message_has_its_blocks_whole_and_in_order() -> None:
+    citation = {"type": "char_location", "cited_text": "Paris"}
+    assert _told(
+        "/v1/messages",
+        START,
+        _start(0, type="thinking", thinking="", signature=""),
+        _delta(0, type="thinking_delta", thinking="Hm"),
+        _delta(0, type="thinking_delta", thinking="m."),
+        _delta(0, type="signature_delta", signature="abc"),
+        _stop(0),
+        _start(1, type="text", text=""),
+        {"type": "ping"},
+        _delta(1, type="text_delta", text="Let me"),
+        _delta(1, type="text_delta", text=" look."),
+        _delta(1, type="citations_delta", citation=citation),
+        _start(2, type="tool_use", id="toolu_1", name="get_weather", input={}),
+        _delta(2, type="input_json_delta", partial_json=""),
+        _delta(2, type="input_json_delta", partial_json='{"city": '),
+        _delta(2, type="input_json_delta", partial_json='"Paris"}'),
+        _start(3, type="tool_use", id="toolu_2", name="get_time", input={}),
+        END,
+        {"type": "message_stop"},
+    ) == {
+        **BEGUN,
+        "content": [
+            {"type": "thinking", "thinking": "Hmm.", "signature": "abc"},
+            {"type": "text", "text": "Let me look.", "citations": [citation]},
+            {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}},
+            {"type": "tool_use", "id": "toolu_2", "name": "get_time", "input": {}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 5, "output_tokens": 9},
+    }
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+def test_a_response_is_what_its_last_event_says(status: str) -> None:
+    whole = {"id": "resp_1", "status": status, "output": [{"type": "message"}]}
+    begun = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
+    assert _told("/v1/responses", begun, {"type": f"response.{status}", "response": whole}) == whole
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "says"),
+    [
+        pytest.param("/v1/messages", [], "unfinished", id="no message"),
+        pytest.param("/v1/messages", [START], "unfinished", id="a message that does not end"),
+        pytest.param("/v1/messages", [{}], "something else", id="an event without a type"),
+        pytest.param(
+            "/v1/messages",
+            [START, _delta(0, type="text_delta", text="a"), END],
+            "something else",
+            id="a block that never began",
+        ),
+        pytest.param(
+            "/v1/messages",
+            [START, _start(0, type="tool_use"), _delta(0, partial_json='{"city"'), END],
+            "something else",
+            id="an input that is cut",
+        ),
+        pytest.param(
+            "/v1/responses", [{"type": "response.created", "response": {}}], "unfinished", id="no response"
+        ),
+        pytest.param(
+            "/v1/responses", [{"type": "response.completed"}], "something else", id="one without itself"
+        ),
+    ],
+)
+def test_what_is_no_message_and_no_response_is_not_made_one(
+    path: str, events: list[dict[str, Any]], says: str
+) -> None:
+    with pytest.raises(NotAnswered, match=says):
+        _told(path, *events)

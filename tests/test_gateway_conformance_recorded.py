@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -121,11 +122,13 @@ class Stage:
     anthropic: anthropic.Anthropic
     strangers: set[str] = field(default_factory=set)
 
-    def replay(self, recording: Recording, model: str, **options: Any) -> httpx2.Response:
+    def replay(
+        self, recording: Recording, model: str, *, is_plain: bool = False, **options: Any
+    ) -> httpx2.Response:
         """The answer as it reached the client of that endpoint."""
         self.play.engine.script = recording
         fields: dict[str, Any] = {"model": model, "messages": MESSAGES, "prompt": "Hello?", "input": "Hello?"}
-        if recording.is_stream:
+        if recording.is_stream and not is_plain:
             fields["stream"] = True
             if recording.endpoint in (CHAT, "/v1/completions") and b'"usage"' in recording.body:
                 fields["stream_options"] = {"include_usage": True}
@@ -234,6 +237,19 @@ def test_a_streamed_response_is_put_together_by_its_client(stage: Stage) -> None
     )
 
 
+@pytest.mark.parametrize("name", ["chat", "completions", "messages", "responses"])
+def test_who_asks_llamacpp_plainly_is_answered_from_its_stream(stage: Stage, name: str) -> None:
+    """It would compute a plain answer to its end, whether or not its client is still there."""
+    recording = RECORDINGS[f"llamacpp/{name}_stream"]
+    answer = stage.replay(recording, "lama", is_plain=True).json()
+    assert stage.play.engine.heard[-1].fields["stream"] is True
+    plain = json.loads(RECORDINGS[f"llamacpp/{name}"].body)
+    assert answer.keys() - {"timings"} == plain.keys() - {"timings", "completed_at"}
+    assert [answer.get(key) for key in ("object", "type")] == [plain.get(key) for key in ("object", "type")]
+    assert answer["model"] == "lama"
+    assert answer["usage"].keys() == plain["usage"].keys()
+
+
 def _slowly(recording: Recording) -> Script:
     async def script(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.12)
@@ -248,13 +264,13 @@ def _slowly(recording: Recording) -> Script:
 
 
 def test_no_client_sees_what_is_said_to_keep_it_company(stage: Stage) -> None:
-    stage.play.engine.script = _slowly(RECORDINGS["llamacpp/chat_stream"])
+    stage.play.engine.script = _slowly(RECORDINGS["llamacpp/chat_stream_nousage"])
     chats = stage.openai.chat.completions
     asked: Any = {"model": "lama", "messages": MESSAGES, "stream": True}
     with chats.with_streaming_response.create(**asked) as answer:
         assert answer.read().count(b": waiting\n") >= 2, "before the first event and between events"
     chunks = list(chats.create(**asked))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Say hello in one word.<"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Say hello.<"
     stage.play.engine.script = _slowly(RECORDINGS["llamacpp/messages_stream"])
     with stage.anthropic.messages.stream(model="lama", messages=MESSAGES, max_tokens=4) as stream:
         assert stream.get_final_message().stop_reason == "max_tokens"

@@ -6,9 +6,12 @@ Texts are joined, lists grow, numbers and names are the last that came; nothing 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from llmgw.gateway.surface import ANTHROPIC, CHAT, COMPLETION, Endpoint
 
 _SAID_ONCE = frozenset({"role", "id", "type", "name"})
 """Texts that come whole, even where they come again with every piece."""
@@ -27,12 +30,9 @@ class Assembly:
 
     def feed(self, events: bytes) -> None:
         """Whole events. Raises NotAnswered for those that are no chunks."""
-        for line in events.splitlines():
-            if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
-                try:
-                    self._add(json.loads(text))
-                except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-                    raise NotAnswered("sent a stream of something else") from None
+        with _expected():
+            for chunk in _said_in(events):
+                self._add(chunk)
 
     def whole(self) -> dict[str, Any]:
         choices = [self._choices[index] for index in sorted(self._choices)]
@@ -59,6 +59,91 @@ class Assembly:
                 _join(choice, {key: value})
             elif value is not None or key not in choice:
                 choice[key] = value
+
+
+class MessageAssembly:
+    """Of a message, as Anthropic's clients are told it: blocks that begin, grow, and end."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+
+    def feed(self, events: bytes) -> None:
+        """Whole events. Raises NotAnswered for those that are no message's."""
+        with _expected():
+            for event in _said_in(events):
+                self._add(event)
+
+    def whole(self) -> dict[str, Any]:
+        if self._message.get("stop_reason") is None:
+            raise NotAnswered("ended its answer unfinished")
+        with _expected():
+            for index, text in self._inputs.items():
+                self._blocks[index]["input"] = json.loads(text or "{}")
+        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+
+    def _add(self, event: Mapping[str, Any]) -> None:
+        match event["type"]:
+            case "message_start":
+                self._message = dict(event["message"])
+            case "content_block_start":
+                self._blocks[event["index"]] = dict(event["content_block"])
+            case "content_block_delta":
+                self._grow(event["index"], event["delta"])
+            case "message_delta":
+                usage = {**self._message.get("usage", {}), **event.get("usage", {})}
+                self._message |= {**event["delta"], "usage": usage}
+
+    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
+        block = self._blocks[index]
+        for key, value in delta.items():
+            if key == "partial_json":
+                self._inputs[index] = self._inputs.get(index, "") + value
+            elif key == "citation":
+                block["citations"] = [*(block.get("citations") or []), value]
+            elif key != "type":  # a text: what is said, thought, or signed
+                block[key] = block.get(key, "") + value
+
+
+class ResponseAssembly:
+    """Of a response, whose last event has all of it."""
+
+    def __init__(self) -> None:
+        self._response: dict[str, Any] = {}
+
+    def feed(self, events: bytes) -> None:
+        """Whole events. Raises NotAnswered for those that are no response's."""
+        with _expected():
+            for event in _said_in(events):
+                if event["type"] in ("response.completed", "response.incomplete"):
+                    self._response = dict(event["response"])
+
+    def whole(self) -> dict[str, Any]:
+        if not self._response:
+            raise NotAnswered("ended its answer unfinished")
+        return self._response
+
+
+def assembly_of(endpoint: Endpoint) -> Assembly | MessageAssembly | ResponseAssembly:
+    if endpoint.kind in (CHAT, COMPLETION):
+        return Assembly()
+    return MessageAssembly() if endpoint.shape == ANTHROPIC else ResponseAssembly()
+
+
+@contextlib.contextmanager
+def _expected() -> Iterator[None]:
+    """Within it, what is of another shape is no answer."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        raise NotAnswered("sent a stream of something else") from None
+
+
+def _said_in(events: bytes) -> Iterator[Any]:
+    for line in events.splitlines():
+        if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+            yield json.loads(text)
 
 
 def _join(into: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class Call:
 
     def is_gathered_from(self, target: Target) -> bool:
         """Whether the engine is asked for a stream that becomes a plain answer here."""
-        return not self.wants_stream and target.engine in _CANNOT_CANCEL and self._is_completion()
+        return not self.wants_stream and target.engine in _CANNOT_CANCEL and self.endpoint.can_stream
 
     def hides_usage_of(self, target: Target) -> bool:
         """Whether usage is asked of the engine though the client did not."""
@@ -66,7 +66,9 @@ class Call:
         if target.served_name != self.name:
             new["model"] = target.served_name
         if self.is_gathered_from(target):
-            new["stream"], new["stream_options"] = True, {"include_usage": True}
+            new["stream"] = True
+            if self._is_completion():
+                new["stream_options"] = {"include_usage": True}
         elif self.hides_usage_of(target):
             options = msgspec.json.decode(self.fields.get("stream_options", b"null")) or {}
             if isinstance(options, dict):  # anything else is the engine's to refuse
