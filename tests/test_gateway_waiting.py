@@ -22,6 +22,7 @@ from tests.stage import (
     MESSAGES,
     Play,
     change,
+    make_key,
     make_model,
     make_replica,
     playing,
@@ -305,6 +306,23 @@ def test_a_waiting_request_hears_at_once_that(
     change_model(model)
     refusal = asked.result(5)
     assert (refusal.status, refusal.body["code"]) == (status, code)
+
+
+def test_a_waiting_request_hears_of_no_model_that_its_key_does_not_open(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    model = make_model("asleep", low=0)
+    make_model("asleep-2", low=0)
+    with transaction.atomic():
+        row, key = make_key(opens_all=False)
+        row.opened.add(model)
+    body = json.dumps({"model": "asleep", "messages": MESSAGES}).encode()
+    asked = pool.submit(play.send, "POST", "/v1/chat/completions", body, Authorization=f"Bearer {key}")
+    _wait_for_waiters(model)
+    _remove(model)
+    refusal = asked.result(5)
+    assert (refusal.status, refusal.body["code"]) == (404, "model_not_found")
+    assert "asleep-2" not in refusal.body["message"]
 
 
 def test_a_client_that_stops_waiting_is_counted_off(play: Play) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from llmgw.gateway import admission, answers, availability
+from llmgw.gateway import admission, answers, availability, needs
 from llmgw.gateway.call import Call
 from llmgw.gateway.client import Client
 from llmgw.gateway.demand import DemandBook
@@ -76,9 +76,10 @@ class Holding:
             changed, table = self._table.changed(), self._table.current
             model = table.models.get(call.model.id)
             if model is None:
-                if call.name in table.names:  # of one that was added anew under the same name
+                known = needs.visible_names(call.key, table.names)
+                if call.name in known:  # as one that was added anew under the same name
                     raise admission.replaced(call.name)
-                raise admission.unknown_model(call.name, table.names)
+                raise admission.unknown_model(call.name, known)
             if (choice := choose()) is not None:
                 return choice
             availability.check_is_on(model)
