@@ -221,6 +221,25 @@ def test_a_request_is_tried_twice_and_no_more(play: Play) -> None:
         assert sum(len(engine.heard) for engine in engines) == 2
 
 
+def test_being_busy_does_not_make_up_for_failures(play: Play) -> None:
+    """An engine that answers 429 is not well because of that: five failures leave it out all the same."""
+    says = iter([500, 500, 500, 500, 429, 500])
+
+    async def script(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=next(says))
+
+    body = json.dumps({"model": "tiny", "messages": MESSAGES}).encode()
+    with play.another_engine(script) as bad:
+
+        def is_left_out() -> bool:
+            play.send("POST", "/v1/chat/completions", body)
+            return len(bad.heard) == 6
+
+        wait_until(is_left_out, "it to fail five times")
+        assert [play.send("POST", "/v1/chat/completions", body).status for _ in range(6)] == [200] * 6
+        assert len(bad.heard) == 6
+
+
 # --- an engine that says no ---------------------------------------------------------------
 
 

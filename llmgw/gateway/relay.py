@@ -226,8 +226,8 @@ class Relay:
         except Elsewhere as failure:
             outcome, is_gone = failure.outcome, failure.is_repeatable
             raise
-        except Refused:  # by an engine that is well
-            outcome = Outcome.FINE
+        except Refused as refused:  # by an engine that is well, or busy
+            outcome = Outcome.NEUTRAL if refused.status == 429 else Outcome.FINE
             raise
         finally:
             self._give_back(call.model, target)
