@@ -120,6 +120,8 @@ def _user(*parts: Any) -> list[Any]:
         pytest.param({"messages": _user(*[{"type": "text"}] * 4_097)}, "messages", id="parts of a message"),
         pytest.param({"input": ["a"] * 2_049}, "input", id="texts to embed"),
         pytest.param({"prompt": ["a"] * 2_049}, "prompt", id="prompts"),
+        pytest.param({"prompt": [[1, 2]] * 2_049}, "prompt", id="prompts in tokens"),
+        pytest.param({"prompt": [1, "a"] * 2_049}, "prompt", id="prompts that begin as if in tokens"),
         pytest.param({"documents": ["a"] * 2_049}, "documents", id="documents"),
         pytest.param({"tools": [{}] * 513}, "tools", id="tools"),
         pytest.param({"stop": ["a"] * 33}, "stop", id="stops"),
@@ -143,7 +145,8 @@ def test_what_is_too_much_or_too_large_is_refused(fields: dict[str, Any], param:
         ),
         pytest.param({"messages": _user(*[{"type": "text", "text": ","}] * 4_096)}, id="as many parts"),
         pytest.param({"messages": _user({"type": "text", "text": ", " * 100_000})}, id="commas in a text"),
-        pytest.param({"prompt": [1] * 100_000}, id="a prompt in tokens"),
+        pytest.param({"prompt": [1] * 200_000}, id="a prompt in tokens"),
+        pytest.param({"prompt": [[1, 2] * 40] * 2_048}, id="as many prompts in tokens"),
         pytest.param({"stop": ["a"] * 32}, id="as many stops as may be"),
         pytest.param({"messages": "of the wrong shape"}, id="the engine's to refuse"),
         pytest.param({"messages": [["type"] * 5_000]}, id="a message of the wrong shape"),
@@ -153,11 +156,38 @@ def test_what_is_within_bounds_passes(fields: dict[str, Any]) -> None:
     _look(**fields)
 
 
+MANY = 1_000_000
+_PARTS = b'{"model":"m","messages":[{"role":"user","content":[%s]}]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        pytest.param(b"{%s}" % b",".join([b'"a":1'] * MANY), "100000 texts", id="fields"),
+        pytest.param(_PARTS % b'"\\\\",' * MANY, "100000 texts", id="texts that end in a backslash"),
+        pytest.param(
+            _PARTS % (b'{"image_url":[%s{}]}' % (b"{}," * MANY)), "60000 lists and obj", id="objects"
+        ),
+        pytest.param(_PARTS % (b"[" * MANY + b"]" * MANY), "60000 lists and objects", id="lists in lists"),
+        pytest.param(_PARTS % (b'{"image_url":[%s1]}' % (b"1," * MANY)), "100000 values", id="numbers"),
+        pytest.param(b'{"input":{"a_url":[%s1]}}' % (b"1," * MANY), "100000 values", id="numbers no tokens"),
+        pytest.param(
+            b'{"documents":[%s1]}' % (b"1," * MANY), "100000 values", id="numbers that are documents"
+        ),
+    ],
+)
+def test_a_body_of_very_many_parts_is_refused_before_they_are_looked_at(body: bytes, what: str) -> None:
+    """They would hold up all other requests for seconds."""
+    with pytest.raises(Refused, match=what) as caught:
+        peek.decode(body)
+    assert (caught.value.status, caught.value.code) == (400, "out_of_bounds")
+
+
 PADDING = [
     pytest.param({}, id="alone"),
     pytest.param({"pad": [[]] * 1_000}, id="beside many others"),
-    pytest.param({"pad": [{}] * peek.BUILT_LIMIT}, id="beside very many others"),
-    pytest.param({"pad": '\\"[{' * peek.BUILT_LIMIT}, id="beside a text of brackets and quotes"),
+    pytest.param({"pad": [{}] * 40_000}, id="beside very many others"),
+    pytest.param({"pad": '\\"[{' * 200_000}, id="beside a text of brackets and quotes"),
     # Openings that are closed in texts, and closings that are opened in texts: they cancel each other out.
     pytest.param({"pad": ["]", ["]", "[["], "["] * 10_000}, id="beside texts that mislead"),
 ]
@@ -302,6 +332,8 @@ def test_how_long_a_prompt_is_is_told_from_its_size(endpoint: Any, fields: Any, 
         pytest.param({"max_tokens": 5, "max_completion_tokens": 7}, 7, id="two names: the newer"),
         pytest.param({"max_tokens": "5"}, 0, id="a text is the engine's to refuse"),
         pytest.param({"max_tokens": True}, 0, id="so is a truth"),
+        pytest.param({"max_tokens": 10**4_000}, 10**9, id="more than can be"),
+        pytest.param({"max_tokens": 1e300}, 10**9, id="more than can be, written shortly"),
     ],
 )
 def test_how_long_an_answer_may_be_is_read(fields: Any, asked: int) -> None:

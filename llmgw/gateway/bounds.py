@@ -18,6 +18,9 @@ KIB, MIB = 1024, 1024 * 1024
 DEPTH_LIMIT = 100
 PARTS_LIMIT = 4_096
 """Parts of all messages together."""
+TEXTS_LIMIT, LISTS_LIMIT, VALUES_LIMIT = 100_000, 60_000, 100_000
+"""Of a whole body, however they are nested: texts, names among them; lists and objects; values that are not
+the first of theirs, but for the numbers of a prompt's tokens."""
 
 # Fields that let a client reach files, hosts or code through the engine.
 REFUSED_FIELDS: Mapping[str, str] = {
@@ -173,6 +176,12 @@ def check_number(name: str, value: object) -> None:
 
 def too_many(name: str, limit: int) -> Refused:
     return Refused(400, "out_of_bounds", f"`{name}` has more than {limit} entries: send fewer.", param=name)
+
+
+def too_many_in_all(what: str, limit: int) -> Refused:
+    return Refused(
+        400, "out_of_bounds", f"The body has more than {limit} {what}: send fewer, or several requests."
+    )
 
 
 def too_many_parts() -> Refused:

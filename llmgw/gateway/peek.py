@@ -7,8 +7,7 @@ is something to see.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -49,11 +48,11 @@ _MEDIA = _IMAGES | {
     "document",
 }
 
-BUILT_LIMIT = 20_000
-"""Brackets in a body that is built to see how deep it is."""
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+TOKENS_LIMIT = 10**9
+"""A number of tokens that is as good as any larger one: no model has so many."""
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_OF_TOKENS = b"0123456789,[] \t\r\n"
 
 
 def decode(body: bytes) -> Fields:
@@ -62,9 +61,10 @@ def decode(body: bytes) -> Fields:
         body.decode()  # msgspec looks for bad UTF-8 only where it makes texts
     except UnicodeDecodeError as error:
         raise _malformed(error) from None
+    outside = _outside_of_texts(body)
     fields: Fields = _read(_fields, body)
-    if _is_too_deep(body):
-        raise bounds.too_deep()
+    if outside:
+        _check_shape(outside, fields)
     return fields
 
 
@@ -120,7 +120,7 @@ def output_asked(endpoint: Endpoint, fields: Fields) -> int | None:
     for name in endpoint.output_fields:
         value = _value(fields.get(name))
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return int(value)
+            return int(min(value, TOKENS_LIMIT))
     return None
 
 
@@ -188,36 +188,36 @@ def _span(endpoint: Endpoint, fields: Fields) -> Span:
 # --- how much there is --------------------------------------------------------------------------------------
 
 
-def _is_too_deep(body: bytes) -> bool:
-    """Told by the number of brackets where those, in texts or not, are too few for it; from the values where
-    there may be some thousands; and from the brackets outside of texts where building so many values would
-    cost more than that."""
-    if not (_has_more(body, b"[", bounds.DEPTH_LIMIT // 2) or _has_more(body, b"{", bounds.DEPTH_LIMIT // 2)):
-        return False
-    brackets = body.count(b"[") + body.count(b"{")
-    if brackets <= BUILT_LIMIT:
-        level = [_value(body)]
-        for _ in range(bounds.DEPTH_LIMIT):
-            level = [each for item in level for each in _within(item) if isinstance(each, (list, dict))]
-        return bool(level)
-    pairs = _TEXT.sub(b"", body).translate(_ONE_KIND, _ALL_BUT_BRACKETS)
+def _outside_of_texts(body: bytes) -> bytes:
+    """What a body has beside its texts, or nothing where it cannot have too much of it. Raises Refused for
+    one of so many parts that it would hold up all others to look at them."""
+    opened = body.count(b"[") + body.count(b"{")
+    if (
+        opened <= bounds.DEPTH_LIMIT
+        and body.count(b'"') <= 2 * bounds.TEXTS_LIMIT
+        and body.count(b",") <= bounds.VALUES_LIMIT
+    ):
+        return b""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quote begins a text or ends one
+    if bare.count(b'"') > 2 * bounds.TEXTS_LIMIT:
+        raise bounds.too_many_in_all("texts", bounds.TEXTS_LIMIT)
+    outside = b"".join(bare.split(b'"')[::2])
+    if outside.count(b"[") + outside.count(b"{") > bounds.LISTS_LIMIT:
+        raise bounds.too_many_in_all("lists and objects", bounds.LISTS_LIMIT)
+    return outside
+
+
+def _check_shape(outside: bytes, fields: Fields) -> None:
+    pairs = outside.translate(_ONE_KIND, _ALL_BUT_BRACKETS)
     for _ in range(bounds.DEPTH_LIMIT):
         pairs = pairs.replace(b"[]", b"")  # the innermost level
-    return bool(pairs)
-
-
-def _within(item: Any) -> Iterable[Any]:
-    return item.values() if isinstance(item, dict) else item
-
-
-def _has_more(text: bytes, byte: bytes, limit: int) -> bool:
-    """Faster than counting, where there are few."""
-    at = -1
-    for _ in range(limit + 1):
-        at = text.find(byte, at + 1)
-        if at < 0:
-            return False
-    return True
+    if pairs:
+        raise bounds.too_deep()
+    values = outside.count(b",")
+    if values > bounds.VALUES_LIMIT:
+        tokens = [bytes(raw) for name, raw in fields.items() if _are_tokens(name, bytes(raw))]
+        if values - sum(raw.count(b",") for raw in tokens) > bounds.VALUES_LIMIT:
+            raise bounds.too_many_in_all("values", bounds.VALUES_LIMIT)
 
 
 def _bound(name: str, raw: bytes) -> None:
@@ -226,14 +226,14 @@ def _bound(name: str, raw: bytes) -> None:
     limit = bounds.COUNTS.get(name)
     # A list has one entry more than it has commas, at most.
     if limit is not None and raw[:1] == b"[" and raw.count(b",") >= limit:
-        items = _read(_list, raw)
-        if len(items) > limit and not _are_tokens(name, items):
+        count = raw.count(b"[") - 1 if _are_tokens(name, raw) else len(_read(_list, raw))
+        if count > limit:
             raise bounds.too_many(name, limit)
 
 
-def _are_tokens(name: str, items: list[msgspec.Raw]) -> bool:
-    """A prompt may be written in the numbers of its tokens; how many there may be, its context says."""
-    return name in ("prompt", "input") and bytes(items[0])[:1].isdigit()
+def _are_tokens(name: str, raw: bytes) -> bool:
+    """Prompts may be written in the numbers of their tokens; how many there may be, a context says."""
+    return name in ("prompt", "input") and not raw.translate(None, _OF_TOKENS)
 
 
 def _parts_of(fields: Fields) -> list[bytes]:
