@@ -19,7 +19,7 @@ from tests.drill import LOST_AFTER_S, Drill, add_sim, drilling, is_command, traf
 from tests.pages import MODELS, change, page, text_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.lasting_database, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lasting_database, pytest.mark.on_postgresql, pytest.mark.timeout(180)]
 
 HEALED_WITHIN_S = 15
 IS_SOAK = "SOAK_STEPS" in os.environ  # there is time for what is nearly the same
@@ -132,7 +132,7 @@ def test_a_killed_engine_is_replaced_and_why_is_not_forgotten(drill: Drill) -> N
     Replica.objects.filter(pk=failed.pk).delete()
 
 
-@pytest.mark.parametrize("fault", ["it is killed", "its answers are lost", *(["it is cut off"] * IS_SOAK)])
+@pytest.mark.parametrize("fault", ["it is killed", *(["its answers are lost", "it is cut off"] * IS_SOAK)])
 def test_an_agent_out_of_contact_is_replaced_while_its_engine_serves_on(drill: Drill, fault: str) -> None:
     node = drill.where()[0]
     member, pid = drill.members[node], pid_of(drill, node)
