@@ -133,15 +133,15 @@ def fits(model: ModelEntry, targets: Sequence[Target], needs: Needs, key: KeyEnt
 def fitting(model: ModelEntry, targets: Sequence[Target], needs: Needs) -> Sequence[Target]:
     """Those of a model's replicas that can take this request: their engine speaks the endpoint, and its
     context is not surely too short. Where all can, as nearly always, the same sequence."""
-    able = [target for target in targets if _is_able(model, target, needs)]
+    engines, own = needs.endpoint.engines, model.context_length
+    needed = needs.prompt.least + needs.room_for_output
+    able = [
+        target
+        for target in targets
+        if (not target.engine or target.engine in engines)  # as `path_on` has it, without eight calls of it
+        and (not (length := target.context_length or own) or needed <= length)
+    ]
     return targets if len(able) == len(targets) else able
-
-
-def _is_able(model: ModelEntry, target: Target, needs: Needs) -> bool:
-    if needs.endpoint.path_on(target.engine) is None:
-        return False
-    length = target.context_length or model.context_length
-    return not length or needs.prompt.least + needs.room_for_output <= length
 
 
 # --- output -------------------------------------------------------------------------------------------------

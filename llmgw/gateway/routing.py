@@ -82,11 +82,26 @@ class _Memory:
         self.credit = 0.0  # what round-robin owes it
 
 
+class _Lineup:
+    """Targets to choose among, with what is the same for every choice among them."""
+
+    __slots__ = ("are_alike", "memories", "multipliers", "replicas", "targets", "weight", "weights")
+
+    def __init__(self, targets: Sequence[Target], memories: Sequence[_Memory]) -> None:
+        self.targets, self.memories = targets, memories
+        self.replicas = [target.replica for target in targets]
+        self.multipliers = [memory.multiplier for memory in memories]
+        self.weights = [target.weight for target in targets]
+        self.weight = sum(self.weights)
+        self.are_alike = len({*self.weights}) == 1
+
+
 class Chooser:
     """One process's. Of a replica that is gone it remembers nothing once it was told so by `forget`."""
 
     def __init__(self) -> None:
         self._memories: dict[str, _Memory] = {}
+        self._lineups: dict[int, _Lineup] = {}
         self._turn = 0
 
     def choose(
@@ -103,28 +118,37 @@ class Chooser:
             targets = [target for target in targets if target.replica not in without]
         if not targets:
             return None
-        memories = [self._memories.get(target.replica) or self._begin(target.replica) for target in targets]
+        lineup = self._lineups.get(model.id)
+        if lineup is None or lineup.targets is not targets:
+            lineup = self._lineups[model.id] = self._line_up(targets)
         if len(targets) == 1:
             at, route = 0, ONLY
         elif model.routing_profile == ROUND_ROBIN:
-            at, route = _next_in_turn(targets, memories), ROUND_ROBIN
+            at, route = _next_in_turn(lineup), ROUND_ROBIN
         else:
-            busy = [in_flight.get(target.replica, 0) for target in targets]
+            busy = [in_flight.get(replica, 0) for replica in lineup.replicas]
             if model.routing_profile in ("", PREFIX) and prompt.chain.links:
-                at, route = _by_prefix(targets, memories, busy, prompt.chain)
+                at, route = _by_prefix(lineup, busy, prompt.chain)
             elif model.routing_profile == SESSION and prompt.session:
-                at, route = _by_session(targets, memories, busy, prompt.session), SESSION
+                at, route = _by_session(lineup, busy, prompt.session), SESSION
             else:
-                at, route = _least_loaded(targets, memories, busy), LEAST_LOADED
+                at, route = _least_loaded(lineup, busy), LEAST_LOADED
+        memory = lineup.memories[at]
         self._turn += 1
-        memories[at].turn = self._turn
+        memory.turn = self._turn
         if prompt.chain.links:
-            memories[at].prefixes.add(prompt.chain.links)
+            memory.prefixes.add(prompt.chain.links)
         return Choice(targets[at], route)
 
     def forget(self, replicas: Iterable[str]) -> None:
         for replica in replicas:
             self._memories.pop(replica, None)
+        self._lineups.clear()
+
+    def _line_up(self, targets: Sequence[Target]) -> _Lineup:
+        return _Lineup(
+            targets, [self._memories.get(target.replica) or self._begin(target.replica) for target in targets]
+        )
 
     def _begin(self, replica: str) -> _Memory:
         memory = self._memories[replica] = _Memory(replica)
@@ -134,65 +158,63 @@ class Chooser:
 # --- each way of choosing: which of the targets, by its place among them ------------------------------------
 
 
-def _by_prefix(
-    targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], chain: Chain
-) -> tuple[int, str]:
+def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain) -> tuple[int, str]:
     """The longest match among those that are not too busy for it. Where several have it, and where it is
     worth little, they are told apart by what comes next in the prompt: that will be there in another turn of
     the same talk, too, and other processes see it as well."""
     links, length = chain.links, len(chain.links)
-    mean, slack = _mean_and_slack(targets, busy)
-    depths = [memory.prefixes.depth_of(links) for memory in memories]
-    depth = 0
+    weights, (mean, slack) = lineup.weights, _mean_and_slack(lineup, busy)
+    first, depth = links[0], 0
     holders: list[int] = []
-    for at, target in enumerate(targets):
-        if (here := depths[at]) >= depth:
+    for at, memory in enumerate(lineup.memories):
+        prefixes = memory.prefixes
+        if first not in prefixes.young and first not in prefixes.old:
+            continue  # nearly all of them, nearly always: so it is asked without a call
+        if (here := prefixes.depth_of(links)) >= depth:
             part = here / length
-            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * target.weight:
+            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * weights[at]:
                 if here > depth:
                     depth, holders = here, []
                 holders.append(at)
     if depth * WORTH_ONE_IN >= length:
         route = PREFIX
     else:
-        free = _within(targets, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
+        free = _within(lineup, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
         holders, route = free, PREFIX_MISS
     if len(holders) == 1:
         return holders[0], route
-    first, second = _rendezvous(chain.key_after(depth), holders, targets, memories)
-    if busy[second] * targets[first].weight < busy[first] * targets[second].weight:
-        return second, route
-    return first, route
+    one, other = _rendezvous(chain.key_after(depth), holders, lineup)
+    if busy[other] * weights[one] < busy[one] * weights[other]:
+        return other, route
+    return one, route
 
 
-def _by_session(
-    targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int], session: str
-) -> int:
-    mean, slack = _mean_and_slack(targets, busy)
-    free = _within(targets, busy, (1 + BUSY_FACTOR) * mean + slack)
-    return _rendezvous(_hash_of(session), free, targets, memories)[0]
+def _by_session(lineup: _Lineup, busy: Sequence[int], session: str) -> int:
+    mean, slack = _mean_and_slack(lineup, busy)
+    free = _within(lineup, busy, (1 + BUSY_FACTOR) * mean + slack)
+    return _rendezvous(_hash_of(session), free, lineup)[0]
 
 
-def _mean_and_slack(targets: Sequence[Target], busy: Sequence[int]) -> tuple[float, float]:
+def _mean_and_slack(lineup: _Lineup, busy: Sequence[int]) -> tuple[float, float]:
     """For a weight of 1. A mean that is a hair too small would leave nobody within it."""
-    weights = sum([target.weight for target in targets])
-    return sum(busy) / weights * (1 + 1e-9), BUSY_SLACK * len(targets) / weights
+    return sum(busy) / lineup.weight * (1 + 1e-9), BUSY_SLACK * len(busy) / lineup.weight
 
 
-def _within(targets: Sequence[Target], busy: Sequence[int], bound: float) -> list[int]:
-    return [at for at, target in enumerate(targets) if busy[at] <= bound * target.weight]
+def _within(lineup: _Lineup, busy: Sequence[int], bound: float) -> list[int]:
+    weights = lineup.weights
+    return [at for at, count in enumerate(busy) if count <= bound * weights[at]]
 
 
-def _rendezvous(
-    key: int, among: Sequence[int], targets: Sequence[Target], memories: Sequence[_Memory]
-) -> tuple[int, int]:
+def _rendezvous(key: int, among: Sequence[int], lineup: _Lineup) -> tuple[int, int]:
     """The first and the second: each replica draws a number for the key, the same in every process, and the
     lowest for its weight comes first. Where there is but one it is both."""
+    multipliers, weights, are_alike = lineup.multipliers, lineup.weights, lineup.are_alike
     first = second = among[0]
     lowest = low = inf
     for at in among:
-        number = key * memories[at].multiplier & _MASK
-        drawn = (_LOG_2_64 - log(number + 1)) / targets[at].weight
+        number = key * multipliers[at] & _MASK
+        # Where all weigh the same, the numbers are in that order already.
+        drawn = -number if are_alike else (_LOG_2_64 - log(number + 1)) / weights[at]
         if drawn < lowest:
             second, low = first, lowest
             first, lowest = at, drawn
@@ -201,21 +223,22 @@ def _rendezvous(
     return first, second
 
 
-def _least_loaded(targets: Sequence[Target], memories: Sequence[_Memory], busy: Sequence[int]) -> int:
+def _least_loaded(lineup: _Lineup, busy: Sequence[int]) -> int:
     """The one that would have least in flight for its weight with this request on top; equals take turns."""
+    weights, memories, replicas = lineup.weights, lineup.memories, lineup.replicas
     return min(
-        range(len(targets)),
-        key=lambda at: ((busy[at] + 1) / targets[at].weight, memories[at].turn, targets[at].replica),
+        range(len(weights)), key=lambda at: ((busy[at] + 1) / weights[at], memories[at].turn, replicas[at])
     )
 
 
-def _next_in_turn(targets: Sequence[Target], memories: Sequence[_Memory]) -> int:
+def _next_in_turn(lineup: _Lineup) -> int:
     """Each is owed its weight a turn, and the one that is owed most has it: as many turns as weights say, as
     far apart as can be."""
-    for target, memory in zip(targets, memories, strict=True):
-        memory.credit += target.weight
-    at = max(range(len(targets)), key=lambda at: (memories[at].credit, targets[at].replica))
-    memories[at].credit -= sum([target.weight for target in targets])
+    memories, replicas = lineup.memories, lineup.replicas
+    for weight, memory in zip(lineup.weights, memories, strict=True):
+        memory.credit += weight
+    at = max(range(len(memories)), key=lambda at: (memories[at].credit, replicas[at]))
+    memories[at].credit -= lineup.weight
     return at
 
 
