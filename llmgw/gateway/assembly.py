@@ -6,9 +6,9 @@ Texts are joined, lists grow, numbers and names are the last that came; nothing 
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from llmgw.gateway.surface import ANTHROPIC, CHAT, COMPLETION, Endpoint
@@ -21,27 +21,118 @@ class NotAnswered(Exception):
     """The chunks make no answer. The text finishes "the replica ..."."""
 
 
-class Assembly:
-    """Of a chat or of a completion, with all its choices."""
+class Assembly(ABC):
+    """Of one answer. Raises NotAnswered for what is no part of one."""
 
+    def feed(self, events: bytes) -> None:
+        """Whole events."""
+        try:
+            for line in events.splitlines():
+                if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+                    self._add(json.loads(text))
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            raise NotAnswered("sent a stream of something else") from None
+
+    def whole(self) -> dict[str, Any]:
+        if not self._has_ended():
+            raise NotAnswered("ended its answer unfinished")
+        return self._settled()
+
+    @abstractmethod
+    def _add(self, said: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _has_ended(self) -> bool: ...
+
+    @abstractmethod
+    def _settled(self) -> dict[str, Any]: ...
+
+
+def assembly_of(endpoint: Endpoint) -> Assembly:
+    if endpoint.kind in (CHAT, COMPLETION):
+        return _Choices()
+    return _Message() if endpoint.shape == ANTHROPIC else _Response()
+
+
+# --- messages and responses ---------------------------------------------------------------------------------
+
+
+class _Message(Assembly):
+    """As Anthropic's clients are told it: blocks that begin, grow, and end."""
+
+    def __init__(self) -> None:
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+
+    def _add(self, said: Mapping[str, Any]) -> None:
+        match said["type"]:
+            case "message_start":
+                self._message = dict(said["message"])
+            case "content_block_start":
+                block = self._blocks[said["index"]] = dict(said["content_block"])
+                if block["type"] == "tool_use":
+                    block.setdefault("input", {})
+            case "content_block_delta":
+                self._grow(said["index"], said["delta"])
+            case "message_delta":
+                usage = {**self._message.get("usage", {}), **said.get("usage", {})}
+                self._message |= {**said["delta"], "usage": usage}
+
+    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
+        block = self._blocks[index]
+        for key, value in delta.items():
+            if key == "partial_json":
+                self._inputs[index] = self._inputs.get(index, "") + value
+            elif key == "citation":
+                block["citations"] = [*(block.get("citations") or []), value]
+            elif key != "type":  # a text: what is said, thought, or signed
+                block[key] = block.get(key, "") + value
+
+    def _has_ended(self) -> bool:
+        return self._message.get("stop_reason") is not None
+
+    def _settled(self) -> dict[str, Any]:
+        for index, text in self._inputs.items():
+            self._blocks[index]["input"] = _input_of(text)
+        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+
+
+def _input_of(text: str) -> Any:
+    """Where an answer reaches its greatest length in the middle of it, llama.cpp says nothing of it."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+class _Response(Assembly):
+    """The last event has all of it."""
+
+    def __init__(self) -> None:
+        self._response: dict[str, Any] = {}
+
+    def _add(self, said: Mapping[str, Any]) -> None:
+        if said["type"] in ("response.completed", "response.incomplete"):
+            self._response = dict(said["response"])
+
+    def _has_ended(self) -> bool:
+        return bool(self._response)
+
+    def _settled(self) -> dict[str, Any]:
+        return self._response
+
+
+# --- chats and completions ----------------------------------------------------------------------------------
+
+
+class _Choices(Assembly):
     def __init__(self) -> None:
         self._top: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
 
-    def feed(self, events: bytes) -> None:
-        """Whole events. Raises NotAnswered for those that are no chunks."""
-        with _expected():
-            for chunk in _said_in(events):
-                self._add(chunk)
-
-    def whole(self) -> dict[str, Any]:
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        if not choices or any(choice.get("finish_reason") is None for choice in choices):
-            raise NotAnswered("ended its answer unfinished")
-        return {"choices": [_settled(choice) for choice in choices], **self._top}
-
-    def _add(self, chunk: Mapping[str, Any]) -> None:
-        for key, value in chunk.items():
+    def _add(self, said: Mapping[str, Any]) -> None:
+        for key, value in said.items():
             if key == "choices":
                 for part in value:
                     self._add_choice(part)
@@ -60,90 +151,13 @@ class Assembly:
             elif value is not None or key not in choice:
                 choice[key] = value
 
+    def _has_ended(self) -> bool:
+        finishes = [choice.get("finish_reason") for choice in self._choices.values()]
+        return bool(finishes) and None not in finishes
 
-class MessageAssembly:
-    """Of a message, as Anthropic's clients are told it: blocks that begin, grow, and end."""
-
-    def __init__(self) -> None:
-        self._message: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._inputs: dict[int, str] = {}
-
-    def feed(self, events: bytes) -> None:
-        """Whole events. Raises NotAnswered for those that are no message's."""
-        with _expected():
-            for event in _said_in(events):
-                self._add(event)
-
-    def whole(self) -> dict[str, Any]:
-        if self._message.get("stop_reason") is None:
-            raise NotAnswered("ended its answer unfinished")
-        with _expected():
-            for index, text in self._inputs.items():
-                self._blocks[index]["input"] = json.loads(text or "{}")
-        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
-
-    def _add(self, event: Mapping[str, Any]) -> None:
-        match event["type"]:
-            case "message_start":
-                self._message = dict(event["message"])
-            case "content_block_start":
-                self._blocks[event["index"]] = dict(event["content_block"])
-            case "content_block_delta":
-                self._grow(event["index"], event["delta"])
-            case "message_delta":
-                usage = {**self._message.get("usage", {}), **event.get("usage", {})}
-                self._message |= {**event["delta"], "usage": usage}
-
-    def _grow(self, index: int, delta: Mapping[str, Any]) -> None:
-        block = self._blocks[index]
-        for key, value in delta.items():
-            if key == "partial_json":
-                self._inputs[index] = self._inputs.get(index, "") + value
-            elif key == "citation":
-                block["citations"] = [*(block.get("citations") or []), value]
-            elif key != "type":  # a text: what is said, thought, or signed
-                block[key] = block.get(key, "") + value
-
-
-class ResponseAssembly:
-    """Of a response, whose last event has all of it."""
-
-    def __init__(self) -> None:
-        self._response: dict[str, Any] = {}
-
-    def feed(self, events: bytes) -> None:
-        """Whole events. Raises NotAnswered for those that are no response's."""
-        with _expected():
-            for event in _said_in(events):
-                if event["type"] in ("response.completed", "response.incomplete"):
-                    self._response = dict(event["response"])
-
-    def whole(self) -> dict[str, Any]:
-        if not self._response:
-            raise NotAnswered("ended its answer unfinished")
-        return self._response
-
-
-def assembly_of(endpoint: Endpoint) -> Assembly | MessageAssembly | ResponseAssembly:
-    if endpoint.kind in (CHAT, COMPLETION):
-        return Assembly()
-    return MessageAssembly() if endpoint.shape == ANTHROPIC else ResponseAssembly()
-
-
-@contextlib.contextmanager
-def _expected() -> Iterator[None]:
-    """Within it, what is of another shape is no answer."""
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise NotAnswered("sent a stream of something else") from None
-
-
-def _said_in(events: bytes) -> Iterator[Any]:
-    for line in events.splitlines():
-        if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
-            yield json.loads(text)
+    def _settled(self) -> dict[str, Any]:
+        choices = [_plain(self._choices[index]) for index in sorted(self._choices)]
+        return {"choices": choices, **self._top}
 
 
 def _join(into: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -182,7 +196,7 @@ def _join_calls(calls: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> No
             _join(call, {key: value for key, value in piece.items() if key != "index"})
 
 
-def _settled(choice: dict[str, Any]) -> dict[str, Any]:
+def _plain(choice: dict[str, Any]) -> dict[str, Any]:
     message = choice.get("message")
     if message is None:
         return choice
