@@ -4,8 +4,17 @@ A form judges nothing but whether its lines can be read. What the law refuses co
 and is shown at the field it is about.
 """
 
-from catalog.forms.fields import TypedField
+from catalog.forms.fields import LinesField, SpanField, why_field
 from catalog.forms.keys import KeyEditForm, KeyForm
 from catalog.forms.models import ModelForm, ProfileForm, ProfileFormSet
 
-__all__ = ["KeyEditForm", "KeyForm", "ModelForm", "ProfileForm", "ProfileFormSet", "TypedField"]
+__all__ = [
+    "KeyEditForm",
+    "KeyForm",
+    "LinesField",
+    "ModelForm",
+    "ProfileForm",
+    "ProfileFormSet",
+    "SpanField",
+    "why_field",
+]

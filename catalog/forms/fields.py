@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from catalog.durations import format_duration
 from catalog.models import Event
 from catalog.pieces import said
-from catalog.typed import TypingError
+from catalog.typed import TypingError, read_duration
 
 
 class TypedField(forms.Field):
@@ -39,6 +39,22 @@ class LinesField(TypedField):
     def clean(self, value: Any) -> Any:
         try:
             return self.read(super().clean(value))
+        except TypingError as no:
+            raise ValidationError(str(no)) from None
+
+
+class SpanField(TypedField):
+    """A length of time in nanoseconds, None where it was left empty. `key` is what the law calls it."""
+
+    def __init__(self, key: str, help_text: str, example: str) -> None:
+        attrs = {"size": 8, "placeholder": example, "class": "number"}
+        super().__init__(key.replace("_", " "), help_text, **attrs)
+        self.key = key
+
+    def clean(self, value: Any) -> int | None:
+        text = super().clean(value)
+        try:
+            return read_duration(self.key, text) if text.strip() else None
         except TypingError as no:
             raise ValidationError(str(no)) from None
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from django import forms
-from django.core.exceptions import ValidationError
 
 from catalog.forms.fields import (
     LinesField,
+    SpanField,
     TypedField,
-    duration_field,
     number_field,
     revision_of,
     take_for_seen,
@@ -21,8 +20,6 @@ from catalog.models import Event, Key
 from catalog.parts import LIMIT_KEYS
 from catalog.reading import Fault
 from catalog.typed import (
-    TypingError,
-    read_duration,
     read_list,
     typed_value,
     write_list,
@@ -70,21 +67,14 @@ class ReachForm(forms.ModelForm):
 
 
 class KeyForm(ReachForm):
-    """A key to be made; `expires_in` is read as nanoseconds, or None for a key that lasts."""
+    """A key to be made."""
 
-    expires_in = duration_field("expires in", "empty: it lasts until it is revoked", "720h")
+    expires_in = SpanField("expires_in", "empty: it lasts until it is revoked", "720h")
 
     class Meta:
         model = Key
         fields = ("name", "user", "scope")
         help_texts: ClassVar[Mapping[str, str]] = {"name": "what it is for"}
-
-    def clean_expires_in(self) -> int | None:
-        text = self.cleaned_data["expires_in"]
-        try:
-            return read_duration("expires_in", text) if text.strip() else None
-        except TypingError as no:
-            raise ValidationError(str(no)) from None
 
 
 class KeyEditForm(ReachForm):

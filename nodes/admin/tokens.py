@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
-from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
-from catalog.forms import TypedField
+from catalog.forms import LinesField, SpanField, why_field
 from catalog.pages import VerbAdmin
 from catalog.pieces import badge, sentence
 from catalog.reading import Fault
-from catalog.typed import TypingError, read_duration, read_pairs
+from catalog.typed import read_pairs
 from nodes import joining
 from nodes.bundle import join_line
 from nodes.models import JoinToken
@@ -28,20 +27,18 @@ _LOOKS = {"live": "good", "used": "", "revoked": "bad", "expired": "bad"}
 
 
 class JoinTokenForm(forms.ModelForm):
-    """A join token to be made; labels are read as pairs, `expires_in` as nanoseconds or None."""
+    """A join token to be made."""
 
     faults: ClassVar[Sequence[Fault]] = ()
 
-    labels = TypedField(
-        "labels", "what node selectors look for, NAME=value a line", forms.Textarea({"rows": 3})
-    )
-    expires_in = TypedField("expires in", "up to 168h; empty: 1h", size=8, placeholder="1h")
+    labels = LinesField("labels", read_pairs, "what node selectors look for, NAME=value a line", rows=3)
+    expires_in = SpanField("expires_in", "up to 168h; empty: 1h", "1h")
     plain_http = forms.BooleanField(
         label="Plain HTTP beyond loopback",
         help_text="gateways reach its engines without TLS, over a network that is trusted or encrypted",
         required=False,
     )
-    why = TypedField("why", "kept in the history beside your name", **{"class": "vTextField"})
+    why = why_field()
 
     class Meta:
         model = JoinToken
@@ -50,19 +47,6 @@ class JoinTokenForm(forms.ModelForm):
             "node_name": "empty: as the machine calls itself. The name of a node that is there: this machine "
             "takes its place"
         }
-
-    def clean_labels(self) -> dict[str, str]:
-        try:
-            return read_pairs(self.cleaned_data["labels"])
-        except TypingError as no:
-            raise ValidationError(str(no)) from None
-
-    def clean_expires_in(self) -> int | None:
-        text = self.cleaned_data["expires_in"]
-        try:
-            return read_duration("expires_in", text) if text.strip() else None
-        except TypingError as no:
-            raise ValidationError(str(no)) from None
 
     def clean(self) -> dict[str, Any]:
         for fault in self.faults:

@@ -1,6 +1,6 @@
-"""Small JSON files that are whole or absent, through a power cut too, and tell when a byte has turned.
+"""Small files that are whole or absent, through a power cut too; those of JSON tell when a byte has turned.
 
-Each carries the sum of what is in it. One without a sum is of an older version, and is believed.
+Each of these carries the sum of what is in it. One without a sum is of an older version, and is believed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ def read_file(path: Path) -> Any:
 
 def write_file(path: Path, value: dict[str, Any]) -> None:
     """Old or new, never torn, and on the disk before anything follows from it. Raises OSError."""
+    write_text(path, json.dumps({**value, SUM: _sum(value)}))
+
+
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """All of it or nothing, and never readable by others meanwhile. Raises OSError."""
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f"{DRAFT}{path.name}.")  # mode 0600
     try:
         with open(handle, "w") as file:
-            json.dump({**value, SUM: _sum(value)}, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(draft, mode)
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.agent.configuration import Identity, read_identity
+from nodes.agent.files import write_text
 from nodes.agent.install import NAME
 from nodes.agent.inventory import ROOT
 from nodes.agent.options import OPTIONS, TABLE
@@ -138,7 +138,7 @@ class Home:
         start = f'exec {python} -m nodes.agent --config {shlex.quote(str(self.toml))} "$@"'
         end = f'exec {python} -m nodes.agent.join --uninstall --home {shlex.quote(str(self.path))} "$@"'
         for path, line in ((self.run, start), (self.uninstall, end)):
-            write(path, "\n".join([*head, line]) + "\n", 0o700)
+            write_text(path, "\n".join([*head, line]) + "\n", 0o700)
 
 
 _HEAD = """\
@@ -163,19 +163,3 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def write(path: Path, text: str, mode: int) -> None:
-    """All of it or nothing, and never readable by others."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with open(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(draft, mode)
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise

@@ -40,8 +40,9 @@ from nodes.agent.configuration import (
     parse_control_plane,
     parse_listen,
 )
+from nodes.agent.files import write_text
 from nodes.agent.gpus import check_gpu_classes
-from nodes.agent.home import Home, HomeError, as_toml, toml_value, write
+from nodes.agent.home import Home, HomeError, as_toml, toml_value
 from nodes.agent.install import NAME, InstallError, add_home, open_home
 from nodes.agent.inventory import InventoryError, find_engines
 from nodes.agent.options import ConfigurationError, add_options, from_flags
@@ -90,9 +91,9 @@ def join(home: Home, given: Namespace, token: str) -> None:
     }
     answer = asyncio.run(_meet(control_plane, token, introduction))
     identity = _identity(answer)
-    write(home.identity, json.dumps(asdict(identity), indent=2) + "\n", 0o600)
+    write_text(home.identity, json.dumps(asdict(identity), indent=2) + "\n")
     if not home.toml.exists():
-        write(home.toml, as_toml(_with_labels(told, answer)), 0o600)
+        write_text(home.toml, as_toml(_with_labels(told, answer)))
     home.write_scripts()
     print(f'This machine is the node "{identity.name}" of cluster {identity.cluster}.', flush=True)
     _begin(home, service, configuration)
@@ -153,8 +154,8 @@ def _tried(told: Mapping[str, Any]) -> Configuration:
     nobody = {"cluster": str(_NOBODY), "node": str(_NOBODY), "name": "nobody", "token": "none"}
     with tempfile.TemporaryDirectory() as folder:  # mode 0700
         identity, toml = Path(folder, "identity"), Path(folder, "toml")
-        write(identity, json.dumps(nobody), 0o600)
-        write(toml, as_toml({**told, "identity": str(identity)}), 0o600)
+        write_text(identity, json.dumps(nobody))
+        write_text(toml, as_toml({**told, "identity": str(identity)}))
         configuration, _ = configure(["--config", str(toml)], os.environ)
     find_engines(configuration.engines)
     check_gpu_classes(configuration.gpu_classes)
@@ -187,7 +188,7 @@ def _address(configuration: Configuration, control_plane: str) -> str:
 def _introduction(home: Home, known: Identity | None, configuration: Configuration) -> dict[str, str]:
     """Which machine this is, and which node it is already."""
     if not home.claim.exists():
-        write(home.claim, secrets.token_hex(32), 0o600)
+        write_text(home.claim, secrets.token_hex(32))
     is_ours = configuration.tls is not None and configuration.tls[0] == home.certificate.resolve()
     return {
         "host": socket.gethostname(),
