@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from llmgw.gateway.database import DatabaseThread
 from llmgw.gateway.journal import Journal
 from llmgw.gateway.passage import Passage
-from llmgw.gateway.table import DatabaseThread
 from nodes.tallies import LEFT, OK, OTHER, Tally
 from nodes.usage import MINUTE_S, Place, add_lot
 

@@ -20,7 +20,8 @@ from django.db import DatabaseError, InterfaceError, transaction
 from django.db.models.functions import Now
 
 from catalog.models import Model
-from llmgw.gateway.table import DatabaseThread, LiveTable
+from llmgw.gateway.database import DatabaseThread
+from llmgw.gateway.table import LiveTable
 from nodes.models import Demand, Gateway
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ import msgspec
 from llmgw.gateway import admission
 from llmgw.gateway.admission import Refused
 from llmgw.gateway.app import GatewayApp, Receive, Scope, Send
+from llmgw.gateway.database import DatabaseThread
 from llmgw.gateway.metrics import CONTENT_TYPE, Figures, Own, read_figures, render
 from llmgw.gateway.surface import OPENAI, error_body
-from llmgw.gateway.table import DatabaseThread
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import TypeVar
 from urllib.parse import urlsplit
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError
 from django.db.models import Count, Subquery, Value
 from django.db.models.functions import Coalesce, Now
 
@@ -26,6 +24,7 @@ from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombst
 from catalog.parts import LIMIT_KEYS, Limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Timeouts
 from llmgw.gateway.availability import Situation
+from llmgw.gateway.database import DatabaseThread
 from llmgw.gateway.routing import Target
 from llmgw.gateway.situations import read_situations
 from nodes.models import Gateway, Rank, Replica
@@ -45,31 +44,6 @@ GATEWAY_SILENCE = timedelta(seconds=6)
 """Three heartbeats: another process that has not written for so long shares no limits."""
 SITUATION_S = 1.0
 """How old the reasons may be that waiting clients are told. They change without a new revision."""
-
-T = TypeVar("T")
-
-
-class DatabaseThread:
-    """One thread with one connection: no query runs on the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Raises DatabaseError or InterfaceError; the next call starts with a new connection then."""
-
-        def guarded() -> T:
-            try:
-                return work()
-            except (DatabaseError, InterfaceError):
-                connections.close_all()
-                raise
-
-        return await asyncio.get_running_loop().run_in_executor(self._executor, guarded)
-
-    async def stop(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, connections.close_all)
-        self._executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True)
