@@ -268,7 +268,8 @@ def test_the_code_is_the_same_each_time_and_only_what_an_agent_needs() -> None:
         re.sub(r"recorded/vllm/\w+\.log", "recorded/vllm/oom.log", name) for name in names
     }
     beside = {name for name in names if not name.startswith(("catalog/", "nodes/agent/", "nodes/engines/"))}
-    assert beside == {"__main__.py", ".constraints.txt", "nodes/__init__.py", "nodes/protocol.py"}
+    shared = {"nodes/__init__.py", "nodes/protocol.py", "nodes/tickets.py"}
+    assert beside == {"__main__.py", ".constraints.txt", *shared}
     assert not {"catalog/models.py", "catalog/actions/__init__.py", "catalog/hub.py"} & set(names)
 
 
@@ -387,6 +388,8 @@ def test_the_shell_prints_the_line_and_the_token(settings: Any) -> None:
     assert find_join_token(said.split()[-1]) == token
     assert (token.node_name, token.labels, token.maker) == ("gpu-07", {"zone": "a"}, None)
     assert manage("node_join_token", "--revoke", token.pk) == f"Revoked {token.pk}.\n"
+    for loopback in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
+        assert join_line(loopback) in manage("node_join_token", "--url", loopback).splitlines()
     for words, sentence in {
         ("--revoke", token.pk): "There is no live join token",
         (): "--url is missing: give scheme and host",
