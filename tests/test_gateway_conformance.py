@@ -55,7 +55,14 @@ def sim(room: Room) -> Iterator[Served]:
     program = (sys.executable, "-m", "nodes.agent.sim")
     pace = ("--ttft", "5ms", "--tpot", "20ms")
     with room.serving(
-        "sim", program, Path("sim"), *pace, context_length=1024, can_tools=True, can_embeddings=True
+        "sim",
+        program,
+        Path("sim"),
+        *pace,
+        context_length=1024,
+        can_tools=True,
+        can_vision=True,
+        can_embeddings=True,
     ) as served:
         yield served
 
@@ -68,7 +75,13 @@ def llamacpp(room: Room, pytestconfig: pytest.Config) -> Iterator[Served]:
     weights = gguf(pytestconfig.cache.mkdir("gguf"))  # type: ignore[union-attr]
     args = ("--threads", "2", "--parallel", "2", "--pooling", "mean")
     with room.serving(
-        "llamacpp", (program,), weights, *args, context_length=1024, can_embeddings=True
+        "llamacpp",
+        (program,),
+        weights,
+        *args,
+        context_length=1024,
+        can_vision=True,
+        can_embeddings=True,
     ) as served:
         yield served
 
@@ -85,6 +98,7 @@ def vllm(room: Room) -> Iterator[Served]:
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
         timeout_s=600,
         can_tools=True,
+        can_vision=True,
     ) as served:
         yield served
 
@@ -237,6 +251,50 @@ def test_a_response_is_made_plain_and_streamed(room: Room, served: Served) -> No
     assert done.type in ("response.completed", "response.incomplete")
     assert done.response.model == served.alias
     assert done.response.usage.output_tokens == 5
+
+
+@on_all
+def test_what_an_engine_refuses_is_raised_in_its_words(room: Room, served: Served) -> None:
+    create = room.openai.chat.completions.create
+    with pytest.raises(openai.BadRequestError) as wrong:
+        create(**asking(served, extra_body={"temperature": "hot"}))
+    assert "temperature" in str(wrong.value)
+    with pytest.raises(openai.BadRequestError) as too_long:
+        create(**asking(served, messages=[{"role": "user", "content": "long word " * 1_000}]))
+    assert too_long.value.code == "context_length_exceeded"
+
+
+SEEN = {
+    "sim": (openai.BadRequestError, "is not a multimodal model"),
+    "llamacpp": (openai.InternalServerError, "image input is not supported"),
+    "vllm": (openai.BadRequestError, "is not a multimodal model"),
+}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+@on_all
+def test_an_image_reaches_an_engine_that_is_blind_and_goes_on(room: Room, served: Served) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    talk = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+    error, words = SEEN[served.engine]
+    for _ in range(6):  # more than the errors that eject a replica
+        with pytest.raises(error, match=words):
+            room.openai.chat.completions.create(**asking(served, messages=talk))
+    assert room.openai.chat.completions.create(**asking(served)).choices
+
+
+@on_all
+def test_many_are_served_at_once_and_none_gets_anothers_words(room: Room, served: Served) -> None:
+    async def count_to(client: openai.AsyncOpenAI, tokens: int) -> int:
+        asked = asking(served, tokens, stream=True, stream_options={"include_usage": True})
+        stream = await client.chat.completions.create(**asked)
+        return [chunk async for chunk in stream][-1].usage.completion_tokens
+
+    async def all_at_once() -> list[int]:
+        async with openai.AsyncOpenAI(base_url=f"{room.gateway.url}/v1", api_key=room.key) as client:
+            return await asyncio.gather(*(count_to(client, tokens) for tokens in range(1, 9)))
+
+    assert asyncio.run(all_at_once()) == list(range(1, 9))
 
 
 # --- what Anthropic's asks ----------------------------------------------------------------
