@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import msgspec
@@ -26,8 +25,7 @@ _echo = lru_cache(maxsize=1024)(Echo)
 _SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """`fields` is the body's top level; `headers` are those that reach an engine. `model` is the one that is
     to answer: another than `name` names, where it is a fallback."""
 
@@ -48,7 +46,7 @@ class Call:
         return self.needs.endpoint
 
     def of(self, model: ModelEntry) -> Call:
-        return replace(self, model=model)
+        return msgspec.structs.replace(self, model=model)
 
     def is_gathered_from(self, target: Target) -> bool:
         """Whether the engine is asked for a stream that becomes a plain answer here."""

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from llmgw.gateway.patience import Watch
@@ -123,15 +124,14 @@ class Upstream:
     ) -> Answer:
         """`path` is the gateway's, never the client's. Returns when the engine has sent its status."""
         assert self._session is not None, "start comes first"
-        headers = {
-            "Authorization": f"Bearer {target.key}",
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-            **{name: client_headers[name] for name in CLIENT_HEADERS if name in client_headers},
-        }
+        headers = _headers(target.key)
+        if client_headers:
+            headers = headers.copy()
+            headers.update({name: value for name, value in client_headers.items() if name in CLIENT_HEADERS})
         asking = self._session.post(
             _url(target.origin, path),
-            data=body if len(body) < LARGE_BYTES else io.BytesIO(body),
+            # aiohttp would look for the way to send bytes among all the ways that it knows.
+            data=aiohttp.BytesPayload(body) if len(body) < LARGE_BYTES else io.BytesIO(body),
             headers=headers,
             allow_redirects=False,
             timeout=_timeout(connect_s),
@@ -177,6 +177,17 @@ def connecting_socket(address: Any) -> socket.socket:
 @lru_cache(maxsize=256)
 def _timeout(connect_s: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+
+
+@lru_cache(maxsize=4096)
+def _headers(key: str) -> CIMultiDict[str]:
+    return CIMultiDict(
+        {
+            "Authorization": f"Bearer {key}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
+    )
 
 
 @lru_cache(maxsize=4096)
