@@ -152,6 +152,28 @@ def test_headers_without_end_are_refused(play: Play, piece: bytes) -> None:
     assert _is_served(play)
 
 
+@pytest.mark.parametrize("key", ["", "nobody's"], ids=["while it is answered", "after it was refused"])
+@pytest.mark.parametrize(
+    ("body", "piece"),
+    [
+        pytest.param(b"0\r\n", b"X-More: " + b"a" * 8_000 + b"\r\n", id="trailers"),
+        pytest.param(b"0\r\nX-More: ", b"a" * 8_000, id="a trailer"),
+        pytest.param(b"5;", b"a" * 8_000, id="what is said of a chunk"),
+    ],
+)
+def test_what_comes_beside_a_body_without_end_is_not_taken(
+    play: Play, key: str, body: bytes, piece: bytes
+) -> None:
+    head = play.request(b"", b"Transfer-Encoding: chunked")
+    with play.web.connection() as connection:
+        connection.sendall((head.replace(play.key.encode(), key.encode()) if key else head) + body)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for _ in range(1_000):
+                connection.sendall(piece)
+            pytest.fail("8 MB were taken")
+    assert _is_served(play)
+
+
 class _Hasty(BoundedProtocol):
     head_s = 0.3
 
@@ -186,11 +208,12 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
         pytest.param(b"GET / HT", 0, id="half a line"),
         pytest.param(WHOLE[:-2], 0, id="headers without their end"),
         pytest.param(WHOLE + WHOLE[:-2], 1, id="half a second request"),
+        pytest.param(
+            WHOLE[:-2] + b"Content-Length: 9\r\n\r\nhalf", 1, id="half a body that nobody waits for"
+        ),
     ],
 )
-def test_headers_that_do_not_come_are_not_waited_for(
-    hasty: tuple[str, int], said: bytes, answers: int
-) -> None:
+def test_what_does_not_come_is_not_waited_for(hasty: tuple[str, int], said: bytes, answers: int) -> None:
     with socket.create_connection(hasty, timeout=10) as connection:
         begun_s = monotonic()
         connection.sendall(said)
@@ -289,6 +312,43 @@ def test_requests_sent_one_behind_the_other_are_answered_in_turn(play: Play) -> 
         while data.count(b"HTTP/1.1 ") < 2 or b"chat.completion" not in data:
             data += connection.recv(1 << 16)
     assert re.findall(rb"HTTP/1.1 (\d+)", data) == [b"404", b"200"]
+
+
+def test_who_leaves_is_missed_though_another_request_was_sent_behind(play: Play) -> None:
+    play.engine.script = never
+    with play.web.connection() as connection:
+        connection.sendall(play.request(_chat()) + play.request(_chat(user="x" * 100_000)))
+        wait_until(lambda: play.engine.heard, "the engine to be asked")
+        wait_until(lambda: Demand.objects.filter(in_flight=1), "the request to be counted")
+    wait_until(lambda: not Demand.objects.filter(in_flight__gt=0), "its slot to be given back")
+    assert len(play.engine.heard) == 1, "nobody is there for an answer to the second one"
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(b"\0 no request \0\r\n\r\n", id="no request"),
+        pytest.param(
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50_000, id="requests without end"
+        ),
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"a" * 1_000_000, id="headers without end"),
+    ],
+)
+def test_what_is_no_use_behind_a_request_ends_it_as_if_its_client_had_left(
+    play: Play, caplog: pytest.LogCaptureFixture, behind: bytes
+) -> None:
+    """It is the client's doing, and nothing is written into the middle of an answer."""
+    play.engine.script = never
+    with play.web.connection() as connection:
+        connection.sendall(play.request(_chat()))
+        wait_until(lambda: play.engine.heard, "the engine to be asked")
+        wait_until(lambda: Demand.objects.filter(in_flight=1), "the request to be counted")
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(behind)
+            assert connection.recv(1) == b""
+        wait_until(lambda: not Demand.objects.filter(in_flight__gt=0), "its slot to be given back")
+    assert "Traceback" not in caplog.text
+    assert _is_served(play.begin_anew())
 
 
 def test_idle_connections_cost_little_and_keep_nobody_out(play: Play) -> None:
