@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.conf import settings
@@ -32,6 +32,7 @@ from nodes.conversation import (
 )
 from nodes.models import Node
 from nodes.protocol import (
+    CLOCK_HEADER,
     INSTANCE_HEADER,
     PROTOCOL,
     Assignment,
@@ -90,9 +91,10 @@ class Told:
         return self.status is not None and self.status < 300
 
 
-def observe(nodes: Sequence[Node], *, cluster: str) -> list[Observation]:
-    """Every node's state, asked for all at once; one answer a node, in their order."""
-    return ask_each(partial(_observe, cluster=cluster), nodes)
+def observe(nodes: Sequence[Node], *, cluster: str, now: datetime) -> list[Observation]:
+    """Every node's state, asked for all at once; one answer a node, in their order. They are told the time,
+    by which they judge tickets."""
+    return ask_each(partial(_observe, cluster=cluster, now_s=int(now.timestamp())), nodes)
 
 
 def tell(messages: Sequence[Message]) -> list[Told]:
@@ -131,8 +133,8 @@ def _could_run(spec: ModelSpec, node: Node) -> bool:
     return report is not None and placement.could_run(spec, report)
 
 
-async def _observe(session: Session, node: Node, cluster: str) -> Observation:
-    headers = {"If-None-Match": node.etag} if node.etag else {}
+async def _observe(session: Session, node: Node, cluster: str, now_s: int) -> Observation:
+    headers = {CLOCK_HEADER: str(now_s), **({"If-None-Match": node.etag} if node.etag else {})}
     try:
         answer = await ask(session, node, "GET", "/v1/state", headers=headers, limit=STATE_LIMIT_BYTES)
         if answer.status == 304 and node.etag:

@@ -4,8 +4,8 @@ the next pass would do, and the few things that an operator may do about it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar, cast
 
 from django.core.exceptions import ValidationError
@@ -18,17 +18,19 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
+from catalog.actions import find_model
 from catalog.hiding import SEE_ENV
 from catalog.listing import Filter, Listing, check_parameters, refused
 from catalog.models import Key
 from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, is_said, settle
 from catalog.rest import MayDo
-from nodes import actions, joining
+from nodes import actions, joining, stocking
 from nodes.bundle import join_line
 from nodes.conversation import AgentProblem
+from nodes.holdings import needing, weights, weights_as_dict
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
-from nodes.models import JoinToken, Node, Rank, Replica
+from nodes.models import JoinToken, Node, Rank, Replica, Weights
 from nodes.outlook import preview_plan
 from nodes.reckoning import answer, ask
 from nodes.schema import (
@@ -46,6 +48,7 @@ from nodes.schema import (
     describe_state,
     describe_uncordon,
     describe_usage,
+    describe_weights,
 )
 from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
@@ -265,6 +268,66 @@ class JoinTokenViewSet(Resource):
         return token_as_dict(token)
 
 
+@describe_weights
+class WeightsViewSet(Resource):
+    """Weights in the nodes' stores, by repository."""
+
+    queryset = weights()
+    lookup_value_regex = "[0-9]{1,18}"
+    needs: ClassVar[Mapping[str, str]] = {
+        "list": "nodes.view_weights",
+        "retrieve": "nodes.view_weights",
+        "create": "nodes.add_weights",
+        "destroy": "nodes.delete_weights",
+    }
+    listing = Listing(
+        orders={"repo": "repo", "size": "size_bytes", "node": "node__name"},
+        filters={
+            "node": Filter("On this node.", lambda name: Q(node__name=name)),
+            "repo": Filter("Of this repository.", lambda name: Q(repo=name)),
+            "state": Filter("In this state.", lambda state: Q(state=state), tuple(Weights.State.values)),
+            "in_use": Filter(
+                "Whether a replica reads them.", lambda text: Q(is_used=text == "true"), ("true", "false")
+            ),
+        },
+        search=lambda text: Q(repo__icontains=text) | Q(node__name__icontains=text),
+    )
+    needing: Mapping[int, tuple[str, ...]] = {}
+
+    def get_object(self) -> Weights:
+        text = self.kwargs["pk"]
+        found: Weights | None = self.get_queryset().filter(pk=text).first()
+        if found is None:
+            raise exceptions.NotFound(f"there are no weights {quote(text)}; GET /api/weights lists them")
+        return found
+
+    def create(self, request: Request) -> Response:
+        body = body_of(request, "model", "node", "why")
+        name, place, why = body.text("model"), body.text("node"), body.text("why")
+        settle(body)
+        model = find_model(name)
+        node = Node.objects.filter(name=place).first()
+        if node is None:
+            raise refused("node", "not_found", f"there is no node {quote(place)}; GET /api/nodes lists them")
+        with _reached():
+            stocking.fetch(model, node, by=request.user.get_username(), why=why, door="api")
+        return Response({"model": model.name, "node": node.name}, status=status.HTTP_202_ACCEPTED)
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        why, by = request.query_params.get("why", ""), request.user.get_username()
+        with _reached():
+            stocking.remove(self.get_object(), by=by, why=why, door="api")
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    def paginate_queryset(self, queryset: Any) -> Any:
+        page = super().paginate_queryset(queryset)
+        self.needing = needing(page or ())
+        return page
+
+    def shown(self, row: Weights) -> dict[str, Any]:
+        return weights_as_dict(row, self.needing.get(row.pk) or needing([row])[row.pk])
+
+
 class ReconcilerViewSet(ViewSet):
     """What the reconciler will do, and whether it may."""
 
@@ -327,6 +390,17 @@ class Unreachable(exceptions.APIException):
     default_code = "agent_unreachable"
 
 
+@contextmanager
+def _reached() -> Iterator[None]:
+    """That an agent cannot be asked is nobody's mistake."""
+    try:
+        yield
+    except actions.NodeRefused as no:
+        if no.faults[0].code == stocking.UNREACHABLE:
+            raise Unreachable(str(no)) from None
+        raise
+
+
 class Followers:
     """How many follow a log through this process."""
 
@@ -376,6 +450,7 @@ router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
 router.register("join-tokens", JoinTokenViewSet)
+router.register("weights", WeightsViewSet)
 urls = [
     *router.urls,
     re_path(

@@ -202,6 +202,7 @@ class Rank(models.Model):
     waiting = models.PositiveIntegerField(null=True)
     done_bytes = models.PositiveBigIntegerField(null=True)
     total_bytes = models.PositiveBigIntegerField(null=True)
+    bytes_per_s = models.PositiveBigIntegerField(null=True, help_text="of what it fetches")
     meeting = models.CharField(max_length=80, blank=True, help_text="where it waits for the other ranks")
     context_length = models.PositiveIntegerField(
         null=True, help_text="tokens that one request may have, by the engine's own word"
@@ -214,6 +215,35 @@ class Rank(models.Model):
 
     def __str__(self) -> str:
         return f"{self.replica} rank {self.rank}"
+
+
+class Weights(models.Model):
+    """What a node's store has of one repository at one commit. Written by observation."""
+
+    class State(models.TextChoices):
+        HELD = "held"
+        FETCHING = "fetching"
+        PARTIAL = "partial"
+
+    node = models.ForeignKey(Node, models.CASCADE, related_name="weights")
+    key = models.CharField(max_length=32)
+    repo = models.CharField(max_length=200)
+    revision = models.CharField(max_length=200)
+    state = models.CharField(max_length=10, choices=State)
+    size_bytes = models.PositiveBigIntegerField(default=0)
+    total_bytes = models.PositiveBigIntegerField(null=True)
+    bytes_per_s = models.PositiveBigIntegerField(null=True)
+    is_used = models.BooleanField(default=False)
+    reason = models.TextField(blank=True)
+
+    class Meta:
+        verbose_name = verbose_name_plural = "weights"
+        ordering = ["repo", "revision", "node__name"]
+        default_permissions = ("view", "add", "delete")
+        constraints = [models.UniqueConstraint(fields=["node", "key"], name="weights_are_on_a_node_once")]
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.revision[:8]}"
 
 
 class Claim(models.Model):

@@ -12,6 +12,7 @@ from datetime import timedelta
 from nodes.adoption import stranger_order
 from nodes.draft import is_running
 from nodes.protocol import DRAINING, FAILED, STOPPED, Launch
+from nodes.sharing import Holder, Sharing, key_of
 from nodes.snapshot import DRAIN, PENDING, RUN, Rank, Replica, Snapshot
 
 DRAIN_S = 30  # for running requests to finish, of a replica that leaves by itself
@@ -23,7 +24,7 @@ UNROUTED_WITHIN = timedelta(seconds=10)  # a gateway that has not read its table
 class Order:
     """What one agent must be told of one rank: to run the launch, or (None) to drain and stop it.
 
-    meeting: where rank 0 waits for this one.
+    meeting: where rank 0 waits for this one. holders: nodes that have its weights, or will before it.
     """
 
     node: int
@@ -34,15 +35,19 @@ class Order:
     gpus: tuple[str, ...] = ()
     drain_s: int = 0
     meeting: str = ""
+    holders: tuple[Holder, ...] = ()
 
 
 def orders(snapshot: Snapshot) -> tuple[Order, ...]:
     """One for each rank whose agent answered and does not know yet."""
-    found = []
+    found: list[Order] = []
+    sharing = Sharing(snapshot)
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.id):
-        order_of = _begin if replica.wanted == RUN and not replica.is_broken else _end
-        reachable = [rank for rank in replica.ranks if rank.node in snapshot.answered]
-        found += [order for rank in reachable if (order := order_of(replica, rank, snapshot))]
+        is_to_run = replica.wanted == RUN and not replica.is_broken
+        for rank in replica.ranks:
+            if rank.node in snapshot.answered:
+                order = _begin(replica, rank, sharing) if is_to_run else _end(replica, rank, snapshot)
+                found += [order] if order else []
     for stranger in sorted(snapshot.strangers, key=stranger_order):
         report = stranger.report
         if stranger.is_over_here and is_running(report) and report.state != DRAINING:
@@ -50,14 +55,22 @@ def orders(snapshot: Snapshot) -> tuple[Order, ...]:
     return tuple(found)
 
 
-def _begin(replica: Replica, rank: Rank, snapshot: Snapshot) -> Order | None:
+def _begin(replica: Replica, rank: Rank, sharing: Sharing) -> Order | None:
     """Rank 0 first: its agent chooses where the others meet it, another place for each replica."""
     first = replica.ranks[0]
-    if (rank.state != PENDING and rank.knows_launch) or (rank.rank > 0 and not first.meeting):
+    knows = rank.state != PENDING and rank.knows_launch and not rank.wants_peers
+    if knows or (rank.rank > 0 and not first.meeting):
         return None
     meeting = first.meeting if rank.rank > 0 else ""
     return Order(
-        rank.node, replica.id, replica.generation, rank.rank, replica.launch, rank.gpus, meeting=meeting
+        rank.node,
+        replica.id,
+        replica.generation,
+        rank.rank,
+        replica.launch,
+        rank.gpus,
+        meeting=meeting,
+        holders=sharing.holders(key_of(replica.launch), rank.node),
     )
 
 

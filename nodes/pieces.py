@@ -11,8 +11,9 @@ from django.utils.safestring import SafeString
 from catalog.pieces import badge, said, sentence, table
 from nodes import agenda, telling
 from nodes.consequences import Consequences
-from nodes.models import Node, Replica
+from nodes.models import Node, Replica, Weights
 from nodes.placement import Freshness, agreeing
+from nodes.progress import progress_words
 from nodes.showing import GpuUse, freshness_of, running_on, staleness_of
 from nodes.why import Why
 
@@ -44,6 +45,7 @@ _BUCKET_LOOKS = {
     agenda.LOST: "bad",
     agenda.HALTED: "bad",
 }
+_WEIGHTS_LOOKS = {Weights.State.HELD: "good", Weights.State.FETCHING: "busy", Weights.State.PARTIAL: "warn"}
 _FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 
@@ -71,6 +73,26 @@ def kept_free_badge(node: Node) -> SafeString:
         left = len(running_on(node))
         return badge(f"draining, {left} left" if left else "drained", "warn")
     return badge("cordoned", "warn") if node.is_cordoned else SafeString("")
+
+
+def weights_badge(row: Weights) -> SafeString:
+    return badge(row.state, _WEIGHTS_LOOKS.get(Weights.State(row.state), ""))
+
+
+def progress_bar(done: int, total: int, bytes_per_s: int | None) -> SafeString:
+    """Of a fetch, with its words beside it."""
+    words = said(progress_words(done, total, bytes_per_s))
+    return format_html('<progress max="{}" value="{}"></progress>{}', total, min(done, total), words)
+
+
+def fetch_bars(replica: Replica) -> SafeString:
+    """Of a row of `replicas()`: one for each of its ranks that fetches."""
+    bars = [
+        (progress_bar(rank.done_bytes or 0, rank.total_bytes, rank.bytes_per_s),)
+        for rank in replica.ranks.all()
+        if rank.state == Replica.State.FETCHING and rank.total_bytes
+    ]
+    return format_html_join("", "{}", bars)
 
 
 def gpu_badge(use: GpuUse) -> SafeString:

@@ -284,6 +284,8 @@ def _is_short_of_disk(want: Want, spot: Spot, need: int) -> bool:
     """What is there or on its way already needs no room."""
     report = spot.node.report
     free = report.disk_free_bytes if report else None
+    if report and report.room_bytes is not None:  # with what the store would make room by
+        free = report.room_bytes
     if free is None or free - sum(spot.coming.values()) >= need:
         return False
     return want.spec.source not in spot.coming and not spot.holds(want)

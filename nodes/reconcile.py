@@ -39,8 +39,10 @@ from nodes.protocol import (
     ClusterKey,
     to_json,
 )
+from nodes.sharing import needed_sources
 from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
 from nodes.standing import DOOR, Standing
+from nodes.stores import peers_for
 
 BITE = 100  # rows that one pass removes of each kind
 KEEP_FAILURES = timedelta(days=30)  # those that wait for an edit, and so are still a reason
@@ -100,7 +102,7 @@ def _pass_with(held: lease.Held) -> PassReport | None:
 def _pass(held: lease.Held) -> PassReport:
     cluster = str(Cluster.this().uuid)
     asked = list(Node.objects.all())
-    observations = agents.observe(asked, cluster=cluster)
+    observations = agents.observe(asked, cluster=cluster, now=database_now())
     with _writing(held):
         now = database_now()
         # Read again: an operator may have cordoned one while its agent was asked.
@@ -116,7 +118,8 @@ def _pass(held: lease.Held) -> PassReport:
             _act(decision, standing)
             to_tell = orders(_after(before, standing))
         has_changed = standing.finish()
-    told = agents.tell([_message(order, standing, cluster, held.token) for order in to_tell])
+    needed = needed_sources(before.models) if to_tell else None
+    told = agents.tell([_message(order, standing, cluster, held.token, needed) for order in to_tell])
     if told:
         with _writing(held):
             for order, answer in zip(to_tell, told, strict=True):
@@ -335,7 +338,9 @@ def _show_orphans(found: Sequence[OrphanFound], standing: Standing) -> None:
 # --- tell -------------------------------------------------------------------------------------------
 
 
-def _message(order: Order, standing: Standing, cluster: str, fence: int) -> Message:
+def _message(
+    order: Order, standing: Standing, cluster: str, fence: int, needed: Sequence[str] | None
+) -> Message:
     assignment = None
     if order.launch is not None:
         key = ClusterKey.chosen(cluster_keys(), standing.replicas[order.replica].key_id)
@@ -349,6 +354,13 @@ def _message(order: Order, standing: Standing, cluster: str, fence: int) -> Mess
             gpus=order.gpus,
             rank=order.rank,
             meeting=order.meeting,
+            peers=peers_for(
+                standing.nodes[order.node],
+                order.launch,
+                [(standing.nodes[each.node], each.is_fetching) for each in order.holders],
+                now=standing.now,
+            ),
+            needed=needed,
         )
     return Message(
         node=standing.nodes[order.node],

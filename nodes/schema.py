@@ -13,7 +13,7 @@ from catalog.schema.beside import GONE, LOCATION
 from catalog.schema.refusals import REFUSALS, ErrorsSerializer
 from nodes.agenda import BUCKETS
 from nodes.logs import TAIL_LINES_LIMIT
-from nodes.models import Replica
+from nodes.models import Replica, Weights
 from nodes.placement import Freshness
 from nodes.reckoning import BY, SINCE
 from nodes.shapes import DifferenceSerializer, ItemSerializer
@@ -63,6 +63,8 @@ class RankSerializer(shapes.Serializer):
     waiting = _unknown("Requests that wait in the engine; null: unknown.")
     done_bytes = _unknown("Of the weights being fetched; null: none, or unknown.")
     total_bytes = _unknown()
+    bytes_per_s = _unknown("How fast they come; null: nothing comes, or unknown.")
+    left_s = _unknown("Seconds until all of them are there; null: unknown.")
     context_length = _unknown(
         "Tokens that one request may have, by the engine's own word; null: not ready yet, or unknown."
     )
@@ -177,6 +179,7 @@ class NodeSerializer(shapes.Serializer):
     cpu_model = _text("Empty: not told.")
     cpu_cores = _unknown("That engines may use; null: unknown.")
     disk_free_bytes = _unknown()
+    room_bytes = _unknown("What its store could take, with what it would make room by; null: unknown.")
     agent_version = _text()
 
 
@@ -252,6 +255,55 @@ describe_join_tokens = extend_schema_view(
         responses={201: MadeJoinTokenSerializer},
     ),
     destroy=extend_schema(summary="Revoke a join token", parameters=[WHY], responses={204: GONE}),
+)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+class WeightsSerializer(shapes.Serializer):
+    """What a node's store has of one repository at one commit."""
+
+    id = _whole()
+    node = shapes.CharField()
+    repo = shapes.CharField()
+    revision = shapes.CharField()
+    state = shapes.ChoiceField(Weights.State.values)
+    size_bytes = _whole("On the disk, parts of files included.")
+    total_bytes = _unknown("Of what was asked for.")
+    bytes_per_s = _unknown("How fast they come; null: nothing comes, or unknown.")
+    left_s = _unknown("Seconds until all of them are there; null: unknown.")
+    in_use = shapes.BooleanField(help_text="A replica there reads them.")
+    needed_by = shapes.ListField(child=shapes.CharField(), help_text="Models that have them as their source.")
+    reason = _text("Why a fetch ahead of time has ended without them.")
+
+
+class WeightsToFetchSerializer(shapes.Serializer):
+    """Weights that a node is to have before a replica asks for them."""
+
+    model = fields.text(NAME_LIMIT, "Whose source it is.")
+    node = fields.text(NAME_LIMIT, "Which is to have them.")
+    why = fields.text(TEXT_LIMIT, "Kept in the history.", required=False)
+
+
+class WeightsOrderedSerializer(shapes.Serializer):
+    model = shapes.CharField()
+    node = shapes.CharField()
+
+
+describe_weights = extend_schema_view(
+    list=extend_schema(summary="Weights", responses=WeightsSerializer(many=True)),
+    retrieve=extend_schema(summary="Weights of one repository on one node", responses=WeightsSerializer),
+    create=extend_schema(
+        summary="Have a node fetch a model's weights ahead of time",
+        request=WeightsToFetchSerializer,
+        responses={202: WeightsOrderedSerializer},
+    ),
+    destroy=extend_schema(
+        summary="Have a node give back the room of weights that nothing there uses",
+        parameters=[WHY],
+        responses={204: GONE},
+    ),
 )
 
 

@@ -28,6 +28,7 @@ from nodes import lease
 from nodes.agents import last_report
 from nodes.models import Cluster, Held, Node, Replica
 from nodes.placement import FOREIGN_LIMIT_MIB, Freshness, freshness
+from nodes.progress import left_s
 from nodes.protocol import GpuReport, to_json
 from nodes.stale import Staleness, judge, launch_from
 
@@ -171,6 +172,8 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
                 "waiting": rank.waiting,
                 "done_bytes": rank.done_bytes,
                 "total_bytes": rank.total_bytes,
+                "bytes_per_s": rank.bytes_per_s,
+                "left_s": left_s(rank.done_bytes, rank.total_bytes, rank.bytes_per_s),
                 "context_length": rank.context_length,
                 "attempts": [attempt_as_dict(each) for each in rank.attempts],
             }
@@ -445,5 +448,6 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "cpu_model": report.cpu_model if report else "",
         "cpu_cores": report.cpu_cores if report else None,
         "disk_free_bytes": report.disk_free_bytes if report else None,
+        "room_bytes": report.room_bytes if report else None,
         "agent_version": report.agent_version if report else "",
     }

@@ -70,7 +70,8 @@ class Rank:
 
     running, waiting: requests, None where its engine does not tell. done_bytes: of what it fetches.
     knows_launch: whether its agent does. One that has lost its record runs on, and wants to be told again.
-    meeting: where rank 0 waits for the others of its replica, "" until its agent has said so.
+    meeting: where rank 0 waits for the others of its replica, "" until its agent has said so. wants_peers:
+    whether its agent would be told again who has its weights.
     """
 
     node: int
@@ -82,6 +83,7 @@ class Rank:
     done_bytes: int = 0
     knows_launch: bool = True
     meeting: str = ""
+    wants_peers: bool = False
 
     @property
     def requests(self) -> int:

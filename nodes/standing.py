@@ -23,7 +23,7 @@ from nodes import snapshot as values
 from nodes.agents import Observation, report_from
 from nodes.instances import Instance, instance_of, restored_says, second_says
 from nodes.kept import Kept
-from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll
+from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll, Weights
 from nodes.protocol import (
     CONFIGURATION,
     DRAINING,
@@ -35,6 +35,7 @@ from nodes.protocol import (
     STOPPED,
     RankReport,
     StateReport,
+    WeightsReport,
     to_json,
 )
 from nodes.stale import launch_from
@@ -44,6 +45,7 @@ LONGEST_AGE_S = 10 * 365 * 24 * 3600.0
 COLUMN_LIMIT = 2**31 - 1
 BYTES_LIMIT = 2**53
 MEETING_LIMIT = 80
+REPO_LIMIT = 200
 ATTEMPTS_KEPT = 20  # agents keep fewer
 
 # Of ranks in different states, the first of these tells most about the whole.
@@ -165,6 +167,7 @@ class Standing:
             waiting=_within(said.waiting),
             done_bytes=_within(said.done_bytes, BYTES_LIMIT),
             total_bytes=_within(said.total_bytes, BYTES_LIMIT),
+            bytes_per_s=_within(said.bytes_per_s, BYTES_LIMIT),
             meeting=said.meeting[:MEETING_LIMIT],
             context_length=context_length,
             attempts=[to_json(each) for each in said.attempts[-ATTEMPTS_KEPT:]],
@@ -226,7 +229,10 @@ class Standing:
                 self.claims.pop(rank.pk, None)
 
     def _hear(self, node: Node, report: StateReport) -> None:
+        known = node.report
         self.write(node, report=to_json(replace(report, ranks=())))
+        if node.report.get("holdings") != known.get("holdings"):
+            self._keep_weights(node, report.holdings)
         heard = {(said.replica, said.rank): said for said in report.ranks}
         for replica_id, ranks in self.ranks.items():
             for rank in ranks:
@@ -240,6 +246,27 @@ class Standing:
                 else:
                     self.hear_rank(rank, said)
         self.strangers += [values.Stranger(node.pk, said) for said in heard.values()]
+
+    def _keep_weights(self, node: Node, told: Sequence[WeightsReport]) -> None:
+        rows = {row.key: row for row in Weights.objects.filter(node=node)}
+        for each in {each.key[:32]: each for each in told}.values():
+            row = rows.pop(each.key[:32], None)
+            columns = {
+                "repo": each.repo[:REPO_LIMIT],
+                "revision": each.revision[:REPO_LIMIT],
+                "state": each.state if each.state in Weights.State.values else Weights.State.PARTIAL,
+                "size_bytes": _within(each.size_bytes, BYTES_LIMIT) or 0,
+                "total_bytes": _within(each.total_bytes, BYTES_LIMIT),
+                "bytes_per_s": _within(each.bytes_per_s, BYTES_LIMIT),
+                "is_used": each.is_used,
+                "reason": each.reason,
+            }
+            if row is None:
+                Weights.objects.create(node=node, key=each.key[:32], **columns)
+            else:
+                self.write(row, **columns)
+        if rows:
+            Weights.objects.filter(pk__in=[row.pk for row in rows.values()]).delete()
 
     def _recognise(self) -> None:
         """Tell the strangers whose replicas have ended by this database's record from those it never knew."""
@@ -258,7 +285,7 @@ class Standing:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def write(self, row: Node | Replica | Rank, **columns: Any) -> None:
+    def write(self, row: Node | Replica | Rank | Weights, **columns: Any) -> None:
         """Only the columns that differ: operators write others of the same row."""
         changed = {name: value for name, value in columns.items() if getattr(row, name) != value}
         if changed:
@@ -332,6 +359,7 @@ class Standing:
                         rank.done_bytes or 0,
                         knows_launch=rank.pk not in self.said or self.said[rank.pk].launch is not None,
                         meeting=rank.meeting,
+                        wants_peers=rank.pk in self.said and self.said[rank.pk].wants_peers,
                     )
                     for rank in self.ranks[replica_id]
                 ),

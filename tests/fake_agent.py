@@ -20,6 +20,8 @@ from aiohttp import web
 
 from nodes.actions import register_node
 from nodes.protocol import (
+    CLOCK_HEADER,
+    CLUSTER_HEADER,
     DRAINING,
     FENCE_HEADER,
     GENERATION_HEADER,
@@ -31,6 +33,8 @@ from nodes.protocol import (
     GpuReport,
     RankReport,
     StateReport,
+    WeightsOrder,
+    WeightsReport,
     read,
     to_json,
 )
@@ -67,6 +71,9 @@ class FakeAgent:
     stops_slowly: bool = False
     before_state: Callable[[], None] | None = None
     before_command: Callable[[], None] | None = None
+    holdings: tuple[WeightsReport, ...] = ()
+    weights_orders: list[WeightsOrder] = field(default_factory=list)
+    clock: str = ""
     ranks: dict[str, RankReport] = field(default_factory=dict)
     assignments: dict[str, Assignment] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
@@ -96,6 +103,7 @@ class FakeAgent:
             boot_id=self.boot_id,
             instance=self.instance,
             follows=self.follows,
+            holdings=self.holdings,
             ranks=tuple(self.ranks.values()),
         )
 
@@ -126,7 +134,20 @@ class FakeAgent:
         self.statuses.append(response.status)
         return response
 
+    async def _fetch_weights(self, request: web.Request) -> web.Response:
+        self.weights_orders.append(read(WeightsOrder, await request.json()))
+        return web.json_response({}, status=202)
+
+    async def _remove_weights(self, request: web.Request) -> web.Response:
+        assert request.headers[CLUSTER_HEADER] == self.cluster
+        found = next((each for each in self.holdings if each.key == request.match_info["key"]), None)
+        if found is None or found.is_used:
+            return _refusal(409, "weights", "These are used here.")
+        self.holdings = tuple(each for each in self.holdings if each is not found)
+        return web.json_response({})
+
     async def _state(self, request: web.Request) -> web.Response:
+        self.clock = request.headers.get(CLOCK_HEADER, "")
         await asyncio.sleep(self.state_delay_s)
         if self.before_state:
             await asyncio.to_thread(self.before_state)
@@ -209,6 +230,8 @@ class FakeAgent:
         app.router.add_delete("/v1/replicas/{id}", self._delete)
         app.router.add_get("/v1/replicas/{id}/log", self._log)
         app.router.add_post("/v1/paths", self._paths)
+        app.router.add_post("/v1/weights", self._fetch_weights)
+        app.router.add_delete("/v1/weights/{key}", self._remove_weights)
         loop = asyncio.new_event_loop()
         runner = web.AppRunner(app, shutdown_timeout=0.1)
 

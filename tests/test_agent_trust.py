@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,9 @@ def agent(home: Home, tmp_path: Path) -> Iterator[AgentProcess]:
 def seen(agent: AgentProcess, certificate: str, scheme: str = "https") -> Observation:
     address = f"{scheme}://127.0.0.1:{agent.port}"
     (found,) = observe(
-        [Node(name="n", uuid=agent.node, address=address, certificate=certificate)], cluster=CLUSTER
+        [Node(name="n", uuid=agent.node, address=address, certificate=certificate)],
+        cluster=CLUSTER,
+        now=datetime.now(UTC),
     )
     return found
 

@@ -112,7 +112,7 @@ def test_a_fetch_tells_its_bytes_and_goes_on_where_a_dead_agent_stopped(tmp_path
         replica = wanted()
         with half_way(hub, agent, replica) as rank:
             assert (rank["state"], rank["total_bytes"]) == ("fetching", SIZE + 9_000_000)
-            assert "GB of org/m are on the node" in rank["reason"]
+            assert "MB of org/m are on the node" in rank["reason"]
             wait_until(lambda: agent.rank(replica["replica"])["done_bytes"] >= SIZE * 3 // 4, "half of it")
             assert agent.rank(replica["replica"])["bytes_per_s"] > 0
             agent.kill()

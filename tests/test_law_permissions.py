@@ -16,7 +16,7 @@ from catalog.actions import mint_key
 from catalog.models import Event, Key, Model
 from llmgw.docs import schema
 from nodes.joining import mint_join_token
-from nodes.models import Cluster, JoinToken, Replica
+from nodes.models import Cluster, JoinToken, Replica, Weights
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
@@ -36,10 +36,12 @@ def things() -> dict[str, Any]:
     """One of each, and somebody for each role."""
     model = a_model(profiles=[PROFILE | {"env": {"A": "open-to-some"}}])
     replica = a_replica(model, a_node())
+    weights = Weights.objects.create(node=replica.ranks.get().node, key="0" * 32, repo="org/m", revision="c")
     people = {role: member(role) for role in ROLES} | {"superuser": alice()}
     token, _ = mint_join_token(by="alice", door="command")
     event = Event.objects.first().pk
-    return {"replica": replica.pk, "model": model.pk, "event": event, "token": token.pk} | people
+    rows = {"replica": replica, "model": model, "token": token, "weights": weights}
+    return {name: row.pk for name, row in rows.items()} | {"event": event} | people
 
 
 # --- REST -----------------------------------------------------------------------------------------
@@ -71,6 +73,10 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/api/join-tokens/{id}", None, "viewer", 200),
     ("POST", "/api/join-tokens", {"name": "gpu-02"}, "admin", 201),
     ("DELETE", "/api/join-tokens/{id}", None, "admin", 204),
+    ("GET", "/api/weights", None, "viewer", 200),
+    ("GET", "/api/weights/{id}", None, "viewer", 200),
+    ("POST", "/api/weights", {"model": "tiny", "node": "gpu-01"}, "operator", 400),
+    ("DELETE", "/api/weights/{id}", None, "operator", 503),
     ("GET", "/api/replicas", None, "viewer", 200),
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
     ("GET", "/api/replicas/{id}/log", None, "viewer", 503),
@@ -132,6 +138,7 @@ def _filled(path: str, things: dict[str, Any], key: str) -> str:
         "replicas": things["replica"],
         "events": things["event"],
         "join-tokens": things["token"],
+        "weights": things["weights"],
     }
     return path.replace("{name}", name).replace("{profile}", "default").replace("{id}", str(key_of.get(of)))
 
@@ -175,6 +182,8 @@ PAGES: list[tuple[str, str, str]] = [
     ("catalog/event/{event}/change/", "viewer", ""),
     ("nodes/cluster/", "viewer", ""),
     ("nodes/node/", "viewer", ""),
+    ("nodes/weights/", "viewer", ""),
+    ("nodes/weights/{weights}/change/", "viewer", ""),
     ("nodes/jointoken/", "viewer", ""),
     ("nodes/jointoken/add/", "admin", "admin"),
     ("nodes/jointoken/{token}/change/", "viewer", ""),

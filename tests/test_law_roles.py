@@ -17,6 +17,7 @@ roles = import_module("llmgw.migrations.0001_roles")
 reconciler = import_module("llmgw.migrations.0002_reconciler")
 usage = import_module("llmgw.migrations.0003_usage")
 joining = import_module("llmgw.migrations.0004_joining")
+weights = import_module("llmgw.migrations.0005_weights")
 
 
 def run(step: Any, name: str = "0001_roles") -> None:
@@ -32,11 +33,11 @@ def may(role: str) -> set[str]:
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
         "view_cluster", "view_event", "view_jointoken", "view_key", "view_model", "view_node", "view_orphan",
-        "view_replica", "view_usage",
+        "view_replica", "view_usage", "view_weights",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
-        "add_key", "add_model", "all_usage", "change_cluster", "change_key", "change_model", "change_node",
-        "change_replica", "delete_model", "see_env",
+        "add_key", "add_model", "add_weights", "all_usage", "change_cluster", "change_key", "change_model",
+        "change_node", "change_replica", "delete_model", "delete_weights", "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
         "add_group", "add_node", "add_user", "any_key", "change_group", "change_user", "delete_group",
@@ -64,6 +65,7 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(weights.take_back, "0005_weights")
     run(joining.take_back, "0004_joining")
     run(usage.take_back, "0003_usage")
     run(reconciler.take_back, "0002_reconciler")
@@ -83,8 +85,13 @@ def test_going_back_takes_groups_that_nobody_uses() -> None:
         ),
         (usage, "0003_usage", {"viewer": {"view_usage"}, "operator": {"view_usage", "all_usage"}}),
         (joining, "0004_joining", {"viewer": {"view_jointoken"}, "operator": {"view_jointoken"}}),
+        (
+            weights,
+            "0005_weights",
+            {"viewer": {"view_weights"}, "operator": {"view_weights", "add_weights", "delete_weights"}},
+        ),
     ],
-    ids=["for the reconciler", "for usage", "for machines that join"],
+    ids=["for the reconciler", "for usage", "for machines that join", "for weights"],
 )
 def test_what_was_given_later_is_given_once_and_taken_back(
     step: Any, name: str, given: dict[str, set[str]]

@@ -17,13 +17,22 @@ from catalog.typed import span_words
 from nodes import actions
 from nodes.admin.reading import ReadOnlyAdmin
 from nodes.agents import last_report
+from nodes.holdings import needing, state_words
 from nodes.models import Node
-from nodes.pieces import freshness_badge, gpu_badge, kept_free_badge, replica_badge, replica_link
+from nodes.pieces import (
+    freshness_badge,
+    gpu_badge,
+    kept_free_badge,
+    replica_badge,
+    replica_link,
+    weights_badge,
+)
 from nodes.placement import GB
 from nodes.protocol import GpuReport
 from nodes.showing import GpuUse, gpus_of, nodes, running_on
 from nodes.tasks import wake
 
+WEIGHTS_HEADINGS = ("weights", "state", "size", "in use", "needed by", "note")
 GPU_HEADINGS = ("no.", "use", "by", "class", "device", "memory", "id")
 
 
@@ -37,7 +46,8 @@ class NodeAdmin(ReadOnlyAdmin):
         (None, {"fields": ("name", "address", "trusted", "state", "seen", "note", "uuid", "agent_version")}),
         ("GPUs", {"fields": ("gpus", "gpu_map")}),
         ("Runs", {"fields": ("runs_table",)}),
-        ("Has", {"fields": ("engines", "labels", "fabric", "cpu", "memory", "disk")}),
+        ("Weights", {"fields": ("disk", "weights_table")}),
+        ("Has", {"fields": ("engines", "labels", "fabric", "cpu", "memory")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
@@ -99,6 +109,23 @@ class NodeAdmin(ReadOnlyAdmin):
         ]
         return table(("replica", "state", "wanted", "reason"), rows) if rows else "none"
 
+    @admin.display(description="of repositories")
+    def weights_table(self, node: Node) -> SafeString | str:
+        rows = list(node.weights.all())
+        needed = needing(rows)
+        lines = [
+            (
+                str(row),
+                weights_badge(row),
+                state_words(row).partition(", ")[2],
+                "yes" if row.is_used else "no",
+                ", ".join(needed[row.pk]) or "-",
+                row.reason or "-",
+            )
+            for row in rows
+        ]
+        return table(WEIGHTS_HEADINGS, lines) if lines else "none"
+
     @admin.display(description="note")
     def note(self, node: Node) -> SafeString | str:
         lines = [said(node.problem, "problem")] if node.problem else []
@@ -154,7 +181,10 @@ class NodeAdmin(ReadOnlyAdmin):
         report = last_report(node)
         if report is None or report.disk_free_bytes is None:
             return "not told"
-        return f"{report.disk_free_bytes / GB:.0f} GB free"
+        free = f"{report.disk_free_bytes / GB:.0f} GB free"
+        if report.room_bytes is None:
+            return free
+        return f"{free}; {report.room_bytes / GB:.0f} GB to be had, with what nothing needs"
 
     @admin.display(description="agent")
     def agent_version(self, node: Node) -> str:

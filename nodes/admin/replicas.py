@@ -20,7 +20,7 @@ from nodes.admin.reading import ReadOnlyAdmin
 from nodes.conversation import AgentProblem
 from nodes.logs import read_log
 from nodes.models import Orphan, Replica
-from nodes.pieces import replica_badge, stale_badge
+from nodes.pieces import fetch_bars, replica_badge, stale_badge
 from nodes.placement import Freshness
 from nodes.showing import (
     attempt_as_dict,
@@ -112,9 +112,11 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="reason")
     def reason_shown(self, replica: Replica) -> SafeString | str:
+        bars = fetch_bars(replica)
         if not replica.reason:
-            return "-"
-        return said(replica.reason, "problem" if replica.state == Replica.State.FAILED else "")
+            return bars or "-"
+        look = "problem" if replica.state == Replica.State.FAILED else ""
+        return bars or said(replica.reason, look)
 
     @admin.display(description="wanted")
     def wanted_shown(self, replica: Replica) -> str:

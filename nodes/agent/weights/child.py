@@ -22,6 +22,7 @@ from nodes.agent.weights.parts import Pace, Part, WrongChecksum
 from nodes.agent.weights.peers import PeerError, Peers
 from nodes.agent.weights.sources import FetchError, Order, folder_of
 from nodes.agent.weights.store import Holding, Kept, Store, sha256_of, size_of, total_bytes
+from nodes.progress import size_words
 from nodes.protocol import DISK, TRANSIENT, Peer, read, to_json
 from nodes.tickets import is_commit, weights_key
 
@@ -223,14 +224,10 @@ class Work:
         lacking = [name for name in names if name not in holding.files]
         missing = total_bytes(holding, lacking) - sum(size_of(store.part(holding, each)) for each in lacking)
         sentence = (
-            f"The store {store.path} is full; make room, as {gb(missing)} of {at} are missing, or give the "
-            f"agent another --store."
+            f"The store {store.path} is full; make room, as {size_words(missing)} of {at} are missing, or "
+            f"give the agent another --store."
         )
         return FetchError("disk_full", sentence, DISK)
-
-
-def gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 5e7 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ from catalog.source import HubSource, SourceError, parse_source
 from nodes.agent.clock import now_s
 from nodes.agent.configuration import Configuration
 from nodes.agent.state import StateFolder
-from nodes.agent.weights.child import Job, gb
+from nodes.agent.weights.child import Job
 from nodes.agent.weights.sources import FetchError, Order, folder_of, local_path, order_of
 from nodes.agent.weights.store import Holding, Store, StoreError, total_bytes
+from nodes.progress import progress_words, size_words
 from nodes.protocol import (
     FETCHING,
     HELD,
@@ -105,7 +106,9 @@ class Fetch:
             return f"{self.note[0].upper()}{self.note[1:]}."
         if self.total is None:
             return ""
-        return f"{self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB of {self.order.repo} are on the node"
+        told = progress_words(self.done, self.total, self.bytes_per_s)
+        size, _, speed = told.partition(", ")
+        return f"{size} of {self.order.repo} are on the node" + (f"; {speed}" if speed else "")
 
 
 class Fetches:
@@ -296,16 +299,17 @@ class Fetches:
         short = missing - self._size(leaving)
         if short > 0:
             return (
-                f"{fetch.order.at} needs {gb(need)} and the store {self.store.path} has {gb(max(0, free))} "
-                f"free; {gb(short)} are missing, with a margin of {MARGIN:.0%}: make room, remove weights "
-                f"that no model needs, or give the agent another --store or --store-limit."
+                f"{fetch.order.at} needs {size_words(need)} and the store {self.store.path} has "
+                f"{size_words(max(0, free))} free; {size_words(short)} are missing, with a margin of "
+                f"{MARGIN:.0%}: make room, remove weights that no model needs, or give the agent another "
+                f"--store or --store-limit."
             )
         for holding in leaving:
             try:
                 given_back = self.store.remove(holding.key)
             except StoreError as error:
                 return f"{fetch.order.at} finds no room: {error}"
-            log.info("%s@%s made room of %s.", holding.repo, holding.revision[:8], gb(given_back))
+            log.info("%s@%s made room of %s.", holding.repo, holding.revision[:8], size_words(given_back))
         return ""
 
     def _free_bytes(self, *, besides: Fetch | None = None) -> int:

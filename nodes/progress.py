@@ -1,0 +1,31 @@
+"""How far a fetch is, in words: what is there, how fast it comes, and when that would be all of it."""
+
+from __future__ import annotations
+
+from catalog.typed import span_words
+
+_UNITS = ((10**9, "GB"), (10**6, "MB"))
+
+
+def size_words(size_bytes: int) -> str:
+    for unit, name in _UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes / 1000:.1f} kB"
+
+
+def left_s(done: int | None, total: int | None, bytes_per_s: int | None) -> int | None:
+    """Seconds until the rest is there at this rate; None where that cannot be told."""
+    if done is None or total is None or not bytes_per_s:
+        return None
+    return -(-max(0, total - done) // bytes_per_s)
+
+
+def progress_words(done: int, total: int, bytes_per_s: int | None) -> str:
+    """Such as "1.2 of 4.5 GB, 110.0 MB/s, 30 s left"."""
+    unit, name = next((each for each in _UNITS if total >= each[0]), (1000, "kB"))
+    words = f"{done / unit:.1f} of {total / unit:.1f} {name}"
+    left = left_s(done, total, bytes_per_s)
+    if bytes_per_s and left is not None and done < total:
+        words += f", {size_words(bytes_per_s)}/s, {span_words(left)} left"
+    return words
