@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from pytest_django import DjangoDbBlocker
 
-from catalog.models import Fallback, Key
+from catalog.models import Fallback, Key, Model
+from llmgw.gateway.admission import ModelEntry
 from tests.stage import (
     MESSAGES,
     Play,
@@ -490,12 +491,16 @@ def standing_in(stage: Stage) -> Iterator[Stage]:
 
 
 def _fallbacks() -> tuple[str, ...]:
+    return _entry("tiny").fallbacks
+
+
+def _entry(name: str) -> ModelEntry:
     from llmgw import asgi
 
     assert asgi._gateway is not None
-    model = asgi._gateway.table.current.find("tiny")
+    model = asgi._gateway.table.current.find(name)
     assert model is not None
-    return model.fallbacks
+    return model
 
 
 async def _drops(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
@@ -529,6 +534,15 @@ def test_another_model_stands_in_for_one_without_a_replica(standing_in: Stage) -
     assert standing_in.ask()[0]["x-llmgw-model"] == "other"
     change(replica, state="ready")
     wait_until(lambda: standing_in.ask()[0]["x-llmgw-model"] == "tiny", "the replica to be back")
+
+
+def test_a_model_that_stands_in_keeps_to_its_own_limits(standing_in: Stage) -> None:
+    change(Model.objects.get(name="other"), requests_per_minute=1)
+    wait_until(lambda: _entry("other").limits.requests_per_minute == 1, "the edit to arrive")
+    standing_in.play.engine.script = saying(503, {"error": {"message": "busy"}})
+    assert standing_in.ask()[0]["x-llmgw-model"] == "other"
+    refusal = standing_in.play.refused()
+    assert (refusal.status, refusal.body["message"]) == (503, "busy"), "as if there were no other"
 
 
 def test_no_other_model_is_asked_what_the_client_got_wrong(standing_in: Stage) -> None:

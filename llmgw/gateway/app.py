@@ -95,7 +95,9 @@ class GatewayApp:
         self._tokens = TokenCounter(self._upstream)
         # Those that wait leave room for those that are served.
         room_bytes = bodies.max_held_bytes // 2
-        self._relay = Relay(self.table, self.demand, self._upstream, patience, room_bytes=room_bytes)
+        self._relay = Relay(
+            self.table, self.demand, self._upstream, self._limits, patience, room_bytes=room_bytes
+        )
 
     @property
     def is_redis_away(self) -> bool:

@@ -112,16 +112,17 @@ class Limiter:
     def is_redis_away(self) -> bool:
         return self._shared is not None and self._shared.is_away
 
-    async def take(self, key: KeyEntry, model: ModelEntry, tokens: int) -> Lease:
-        """For a request whose prompt has at least so many tokens. Raises Refused where a limit is reached;
-        nothing is held then, though a request that was refused may count among its minute's."""
-        if key.limits == _NO_LIMITS and model.limits == _NO_LIMITS:
+    async def take(self, key: KeyEntry | None, model: ModelEntry, tokens: int) -> Lease:
+        """For a request whose prompt has at least so many tokens; without a key where that was taken from
+        before. Raises Refused where a limit is reached; nothing is held then, though a request that was
+        refused may count among its minute's."""
+        scopes = []
+        if key is not None and key.limits != _NO_LIMITS:
+            scopes.append(Scope(f"key/{key.id}", f"The key llmgw_{key.id}_...", key.limits))
+        if model.limits != _NO_LIMITS:
+            scopes.append(Scope(f"model/{model.id}", f"The model {quote(model.name)}", model.limits))
+        if not scopes:
             return self._none
-        scopes = [
-            Scope(f"key/{key.id}", f"The key llmgw_{key.id}_...", key.limits),
-            Scope(f"model/{model.id}", f"The model {quote(model.name)}", model.limits),
-        ]
-        scopes = [scope for scope in scopes if scope.limits != _NO_LIMITS]
         for scope in scopes:
             if 0 < scope.limits.tokens_per_minute < tokens:
                 raise rates.larger_than_limit(scope.whose, scope.limits.tokens_per_minute, tokens)

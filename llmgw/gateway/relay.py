@@ -23,6 +23,7 @@ from llmgw.gateway.delivery import Delivery, Elsewhere, away
 from llmgw.gateway.demand import DemandBook
 from llmgw.gateway.fallbacks import fallbacks_of
 from llmgw.gateway.holding import Held, Holding
+from llmgw.gateway.limits import Limiter
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Patience, Watch
 from llmgw.gateway.routing import Choice, Chooser, Target
@@ -56,11 +57,13 @@ class Relay:
         table: LiveTable,
         demand: DemandBook,
         upstream: Upstream,
+        limits: Limiter,
         patience: Patience,
         *,
         room_bytes: int,
     ) -> None:
         self._table, self._demand, self._upstream, self._patience = table, demand, upstream, patience
+        self._limits = limits
         self._holding = Holding(
             table,
             demand,
@@ -89,7 +92,7 @@ class Relay:
             client.close()
 
     async def _fall_back(self, call: Call, client: Client, watch: Watch, budget: Budget) -> bool:
-        """Whether another model answered. Nobody waits for one that is not ready."""
+        """Whether another model answered, within its own limits. Nobody waits for one that is not ready."""
         table = self._table.current
 
         def may_serve(model: ModelEntry) -> bool:
@@ -99,9 +102,13 @@ class Relay:
         for model in fallbacks_of(call.model, table.find, may_serve):
             if not budget.allows_another(monotonic(), call.passage.held_s):
                 return False
-            log.warning("Model %s stands in for %s", model.name, call.model.name)
             with contextlib.suppress(Refused):
-                await self._serve_by(call.of(model), client, watch, budget, may_wait=False)
+                lease = await self._limits.take(None, model, call.needs.prompt.least)
+                log.warning("Model %s stands in for %s", model.name, call.model.name)
+                try:
+                    await self._serve_by(call.of(model), client, watch, budget, may_wait=False)
+                finally:
+                    lease.give_back(call.passage.prompt_tokens + call.passage.completion_tokens)
                 return True
         return False
 
