@@ -120,9 +120,10 @@ def _silent_nodes() -> Iterator[Line]:
 
 
 def _failed() -> Iterator[Line]:
-    """Lately, and nobody has dealt with it by stopping it: the last one of each profile, and how many."""
+    """Lately, and nobody has dealt with it by stopping it or by removing its model: the last one of each
+    profile, and how many."""
     failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
-    untouched = failed.exclude(wanted=Replica.Wanted.STOP)
+    untouched = failed.exclude(wanted=Replica.Wanted.STOP).exclude(model=None)
     by_profile = defaultdict(list)
     for replica in with_age(untouched, "state_since").order_by("-state_since"):
         by_profile[replica.model_name, replica.profile_name].append(replica)

@@ -131,6 +131,13 @@ def test_an_old_or_acknowledged_failure_and_a_mild_difference_need_nobody(admin:
         assert "Nothing now." in needs(admin)
 
 
+def test_what_failed_of_a_model_that_was_removed_since_needs_nobody(admin: Client) -> None:
+    failed = a_replica(a_model("other"), a_node("gpu-02"), "failed", gpu=None)
+    assert ">failed</span>" in needs(admin)
+    Replica.objects.filter(pk=failed.pk).update(model=None)
+    assert "Nothing now." in needs(admin)
+
+
 def test_failures_of_one_profile_are_one_line(admin: Client) -> None:
     model, node = a_model(), a_node()
     for minutes in (9, 7, 8):
