@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from argparse import ArgumentParser
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,10 +71,18 @@ class Command(BaseCommand):
 
 def _checked_url(text: str) -> str:
     parts = urlsplit(text)
-    schemes = ("http", "https") if settings.LLMGW_PLAIN_HTTP else ("https",)
+    is_plain_allowed = settings.LLMGW_PLAIN_HTTP or _is_loopback(parts.hostname or "")
+    schemes = ("http", "https") if is_plain_allowed else ("https",)
     if parts.scheme not in schemes or not parts.netloc or parts.path.strip("/") or parts.query:
         raise CommandError(
             f"--url {text or 'is missing'}: give scheme and host by which the machine reaches llmgw, such as "
-            "https://llmgw.example (http:// where LLMGW_PLAIN_HTTP is set)."
+            "https://llmgw.example (http:// on loopback, and where LLMGW_PLAIN_HTTP is set)."
         )
     return text.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
