@@ -38,7 +38,7 @@ GPU_HEADINGS = ("no.", "use", "by", "class", "device", "memory", "id")
 
 @admin.register(Node)
 class NodeAdmin(ReadOnlyAdmin):
-    list_display = ("name", "state", "seen", "gpus", "engines", "runs", "address", "note")
+    list_display = ("name", "state", "seen", "note", "gpus", "engines", "runs", "address")
     list_filter = ("is_draining", "is_cordoned")
     search_fields = ("name", "address")
     actions: ClassVar[list[Any]] = ["cordon", "drain", "uncordon", "remove"]

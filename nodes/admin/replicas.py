@@ -36,6 +36,7 @@ from nodes.tasks import wake
 
 LOG_LINES = 40
 ATTEMPT_HEADINGS = ("rank", "attempt", "ended by", "after", "cause", "what happened")
+ATTEMPT_LOOKS = ("", "", "brief", "brief", "brief", "")
 
 
 class AliveFilter(admin.SimpleListFilter):
@@ -187,7 +188,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
             for rank in replica.ranks.all()
             for each in map(attempt_as_dict, rank.attempts)
         ]
-        return table(ATTEMPT_HEADINGS, rows) if rows else "none"
+        return table(ATTEMPT_HEADINGS, rows, ATTEMPT_LOOKS) if rows else "none"
 
     @admin.display(description="last lines")
     def log(self, replica: Replica) -> SafeString | str:
@@ -224,11 +225,13 @@ def _lasted(attempt: Mapping[str, Any]) -> str:
 
 @admin.register(Orphan)
 class OrphanAdmin(ReadOnlyAdmin):
-    """Engines that run and belong to nothing in the database. They are left running."""
+    """Engines that run and belong to nothing in the database. They are left running until somebody stops
+    them."""
 
     list_display = ("short", "node", "age_shown", "why_shown")
     list_select_related = ("node",)
     fields = ("replica", "node", "rank", "since", "why_shown", "gpus", "launch_shown")
+    actions: ClassVar[list[Any]] = ["stop"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Orphan]:
         return with_age(super().get_queryset(request), "since")
@@ -248,3 +251,20 @@ class OrphanAdmin(ReadOnlyAdmin):
     @admin.display(description="started from")
     def launch_shown(self, orphan: Orphan) -> SafeString:
         return as_json(launch_as_dict(orphan.launch, sees_env=orphan.sees_env))
+
+    def has_stop_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("nodes.change_replica"))
+
+    @admin.action(description="Stop the selected orphans", permissions=["stop"])
+    def stop(self, request: HttpRequest, queryset: QuerySet[Orphan]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="stop",
+            title="Stop orphans",
+            question="End these engines? Nothing here accounts for them, but somebody may use them.",
+            button="Yes, stop",
+            done="told to stop",
+            act=actions.stop_orphan,
+            after=wake,
+        )
