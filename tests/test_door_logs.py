@@ -60,7 +60,7 @@ def passes_until(**columns: Any) -> Replica:
         one_pass()
         return Replica.objects.filter(**columns).first()
 
-    replica = wait_until(found, f"a replica with {columns}", timeout_s=30)
+    replica = wait_until(found, f"a replica with {columns}", timeout_s=30, every_s=0.2)
     assert replica is not None
     return replica
 
