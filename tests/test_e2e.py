@@ -1,4 +1,7 @@
-"""The main job, end to end: the real processes, a real llama-server, a real GGUF, the real openai client."""
+"""The main job, end to end: the real processes, a real llama-server, a real GGUF, the real openai client.
+
+One web process and one worker serve the whole file; each test has a node of its own, and leaves no engine.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ from tests.agent_process import gguf, llama_server
 from tests.trial import Trial
 from tests.waiting import wait_until
 
+pytestmark = [pytest.mark.e2e, pytest.mark.lasting_database, pytest.mark.timeout(300)]
 
-@pytest.fixture
-def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trial]:
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Trial]:
     """On what this run of the suite is about: SQLite and files, or PostgreSQL and Redis."""
     environment = {}
     if "DATABASE_URL" in os.environ:
@@ -29,9 +34,13 @@ def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trial]:
             connection.execute(f'CREATE DATABASE "{name}"')
         environment["DATABASE_URL"] = server.rpartition("/")[0] + f"/{name}"
         environment["REDIS_URL"] = request.getfixturevalue("redis_url")
-    trial = Trial(tmp_path, environment)
+    trial = Trial(tmp_path_factory.mktemp("trial"), environment)
     try:
+        trial.start_web()
+        trial.start_worker()
         yield trial
+        trial.stop()
+        assert trial.strays() == []
     finally:
         trial.end()
 
@@ -41,17 +50,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gguf(tmp_path_factory.mktemp("weights"))
 
 
-@pytest.mark.e2e
-@pytest.mark.lasting_database
-@pytest.mark.timeout(300)
 def test_a_model_is_added_served_edited_and_gone(trial: Trial, weights: Path) -> None:
     engine = llama_server()
     if engine is None:
         pytest.skip("no llama-server that runs on this processor")
-    trial.start_web()
-    trial.start_worker()
     trial.start_agent("local", "--engine", f"llamacpp={engine}")
-    wait_until(lambda: trial.api("GET", "nodes/"), "the node")
 
     # An operator adds a model.
     trial.manage(
@@ -74,7 +77,8 @@ def test_a_model_is_added_served_edited_and_gone(trial: Trial, weights: Path) ->
     model["profiles"][0]["args"] = ["--threads", "1"]
     trial.api("PUT", "models/gemma/", {**writable(model), "why": "one thread is enough"})
     edited = wait_until(
-        lambda: next((each for each in trial.replicas() if each["stale_profile"]), None), "a stale replica"
+        lambda: next((each for each in trial.replicas("gemma") if each["stale_profile"]), None),
+        "a stale replica",
     )
     assert edited["id"] == replica["id"]
     assert edited["stale_fields"] == ["args"]
@@ -96,48 +100,36 @@ def test_a_model_is_added_served_edited_and_gone(trial: Trial, weights: Path) ->
     again = wait_until(lambda: the_ready_one(trial), "the adopted replica", tell=trial.story, timeout_s=30)
     assert (again["id"], again["pid"]) == (replica["id"], pid)
     assert streamed(client)
-    assert len(trial.replicas()) == 1
+    assert len(trial.replicas("gemma")) == 1
 
     # The model is removed: its replica drains, and no engine is left.
     trial.manage("model_remove", "gemma", "--why", "the trial is over")
     wait_until(lambda: not alive(pid), "the engine to end", tell=trial.story, timeout_s=60)
     with pytest.raises(openai.NotFoundError):
         streamed(client)
-    trial.stop()
-    assert trial.strays() == []
+    assert trial.engines() == []
 
 
-@pytest.mark.e2e
-@pytest.mark.lasting_database
-@pytest.mark.timeout(180)
 def test_an_agent_started_for_a_trial_takes_its_engines_along(trial: Trial) -> None:
-    trial.start_web()
-    trial.start_worker()
-    trial.start_agent("local", "--sim-gpus", "2:sim", "--engines-stop-with-agent")
+    trial.start_agent("cage", "--sim-gpus", "2:sim", "--engines-stop-with-agent")
     trial.manage(
         *("model_add", "parrot", "--source", "sim/parrot", "--engine", "sim", "--gpu-class", "sim"),
         *("--min", "2", "--max", "2"),
     )
     wait_until(
-        lambda: [each["state"] for each in trial.replicas()] == ["ready", "ready"],
+        lambda: [each["state"] for each in trial.replicas("parrot")] == ["ready", "ready"],
         "two ready replicas",
         tell=trial.story,
         timeout_s=60,
     )
     assert len(trial.engines()) == 2
-    trial.kill("agent-local", signal.SIGTERM)
+    trial.kill("agent-cage", signal.SIGTERM)
     assert trial.engines() == []
-    trial.stop()
-    assert trial.strays() == []
+    trial.manage("model_remove", "parrot")
 
 
-@pytest.mark.e2e
-@pytest.mark.lasting_database
-@pytest.mark.timeout(180)
 def test_a_model_that_sleeps_is_woken_by_a_request(trial: Trial) -> None:
-    trial.start_web()
-    trial.start_worker()
-    trial.start_agent("local", "--sim-gpus", "1:sim", "--engines-stop-with-agent")
+    trial.start_agent("bed", "--sim-gpus", "1:sim", "--engines-stop-with-agent")
     trial.manage(
         *("model_add", "sleeper", "--source", "sim/sleeper", "--engine", "sim", "--gpu-class", "sim"),
         *("--min", "0", "--max", "1"),
@@ -146,9 +138,9 @@ def test_a_model_that_sleeps_is_woken_by_a_request(trial: Trial) -> None:
     wait_until(
         lambda: [model.id for model in client.models.list()] == ["sleeper"], "the gateway to know the model"
     )
-    assert trial.replicas() == []
+    assert trial.replicas("sleeper") == []
     assert streamed(client, "sleeper")
-    assert [each["state"] for each in trial.replicas()] == ["ready"]
+    assert [each["state"] for each in trial.replicas("sleeper")] == ["ready"]
 
 
 def streamed(client: openai.OpenAI, model: str = "gemma") -> str:
@@ -169,12 +161,11 @@ def streamed(client: openai.OpenAI, model: str = "gemma") -> str:
 
 
 def the_ready_one(trial: Trial) -> Any:
-    return next((each for each in trial.replicas() if each["state"] == "ready"), None)
+    return next((each for each in trial.replicas("gemma") if each["state"] == "ready"), None)
 
 
 def node(trial: Trial) -> dict[str, Any]:
-    answer = trial.api("GET", "nodes/")
-    return dict(answer["results"][0])
+    return dict(trial.api("GET", "nodes/local/"))
 
 
 def writable(model: dict[str, Any]) -> dict[str, Any]:

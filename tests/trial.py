@@ -204,8 +204,9 @@ class Trial:
             raise Refused(error.code, error.read().decode(errors="replace")) from None
         return json.loads(content) if content else None
 
-    def replicas(self) -> list[dict[str, Any]]:
-        answer = self.api("GET", "replicas/")
+    def replicas(self, model: str = "") -> list[dict[str, Any]]:
+        """Of this model, or all."""
+        answer = self.api("GET", f"replicas/?model={model}" if model else "replicas/")
         return list(answer["results"])
 
     def page(self, path: str) -> str:
