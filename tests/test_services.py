@@ -16,13 +16,12 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parent.parent
 
 BLOCKS = """
-import os, threading, pytest
+import threading
 from django.conf import settings
 from django.db import connection
 
-@pytest.mark.django_db
-def test_blocks(redis_url):
-    with connection.cursor() as cursor:
+def test_blocks(redis_url, django_db_blocker):
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
         cursor.execute("SELECT version()")
         print(cursor.fetchone()[0], connection.settings_dict["HOST"], settings.LLMGW_VAR, flush=True)
     threading.Event().wait()
