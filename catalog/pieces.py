@@ -34,7 +34,9 @@ def said(text: str, look: str = "") -> SafeString:
 def preformatted(text: str, look: str) -> SafeString:
     """Of any length: it scrolls, and so the keyboard reaches it."""
     return format_html(
-        '<pre class="{}" tabindex="0">{}</pre>', look, "\n".join(shown(line, 4_000) for line in text.split("\n"))
+        '<pre class="{}" tabindex="0">{}</pre>',
+        look,
+        "\n".join(shown(line, 4_000) for line in text.split("\n")),
     )
 
 
