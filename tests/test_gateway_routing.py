@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from llmgw.gateway import prefixes
 from llmgw.gateway.admission import ModelEntry
-from llmgw.gateway.prefixes import Prefixes
-from llmgw.gateway.routing import BUSY_FACTOR, BUSY_SLACK, Choice, Chooser, Prompt, Target, chain
+from llmgw.gateway.prefixes import Prefixes, chain
+from llmgw.gateway.routing import BUSY_FACTOR, BUSY_SLACK, Choice, Chooser, Prompt, Target
 
 
 def _target(name: str, weight: float = 1) -> Target:

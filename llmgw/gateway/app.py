@@ -32,8 +32,9 @@ from llmgw.gateway.limits import Limiter
 from llmgw.gateway.needs import Needs
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Patience, Watch
+from llmgw.gateway.prefixes import chain
 from llmgw.gateway.relay import Relay
-from llmgw.gateway.routing import PREFIX, SESSION, Prompt, chain
+from llmgw.gateway.routing import PREFIX, SESSION, Prompt
 from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream

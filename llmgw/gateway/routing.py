@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from math import inf, log
 
 from llmgw.gateway.admission import ModelEntry
-from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes, chain
-
-__all__ = ["PREFIX", "SESSION", "Choice", "Chooser", "Prompt", "Target", "chain"]
+from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes
 
 ONLY, PREFIX, PREFIX_MISS = "only", "prefix", "prefix-miss"
 LEAST_LOADED, ROUND_ROBIN, SESSION = "least-loaded", "round-robin", "session"
