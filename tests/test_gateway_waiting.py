@@ -78,12 +78,18 @@ def test_a_request_for_a_sleeping_model_waits_and_is_answered_once_it_is_ready(
     wait_until(lambda: _demand(model) == (0, 0), "the demand to be settled")
 
 
-def test_every_waiter_is_answered_when_the_model_is_ready(play: Play, pool: ThreadPoolExecutor) -> None:
+def test_every_waiter_is_answered_as_it_asked_when_the_model_is_ready(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
     model = make_model("asleep", low=0)
-    asked = [pool.submit(play.chat, model="asleep") for _ in range(5)]
+    texts = [f"{number} " * 20_000 for number in range(5)]
+    asked = [
+        pool.submit(play.chat, model="asleep", messages=[{"role": "user", "content": text}]) for text in texts
+    ]
     _wait_for_waiters(model, 5)
     make_replica(model, play.engine)
     assert all(each.result(10).choices for each in asked)
+    assert sorted(heard.fields["messages"][0]["content"] for heard in play.engine.heard) == texts
 
 
 def test_a_waiting_request_wakes_the_reconciler_after_its_demand_is_written(
@@ -361,9 +367,21 @@ def test_a_gateway_writes_its_heartbeat_and_what_it_has_seen(play: Play) -> None
     assert play.shown("tiny")["description"] == "edited"
 
 
-def test_asking_is_recorded_by_the_databases_clock(play: Play) -> None:
+def test_a_model_is_idle_from_its_last_answer_on_by_the_databases_clock(
+    play: Play, pool: ThreadPoolExecutor
+) -> None:
+    may_end = asyncio.Event()
+
+    async def takes_its_time(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        await may_end.wait()
+        return await well_behaved(request, fields)
+
+    play.engine.script = takes_its_time
+    asked = pool.submit(play.chat)
+    wait_until(lambda: _demand(play.model) == (0, 1), "the request to be counted")
     before = database_now()
-    play.chat()
+    play.thread.loop.call_soon_threadsafe(may_end.set)
+    asked.result(10)
     wait_until(lambda: _demand(play.model) == (0, 0), "the demand to be written")
     asked_at = Demand.objects.get().asked_at
     assert asked_at is not None
