@@ -18,7 +18,7 @@ from catalog.models import Model, Revision
 from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote, storable
 from nodes import lease
 from nodes.conversation import cluster_keys
-from nodes.models import Cluster, Held, Node, Rank, Replica, Roll
+from nodes.models import Cluster, Held, Node, Orphan, Rank, Replica, Roll
 from nodes.showing import models_with_replicas, tally
 
 RESERVED = ("join",)  # /api/nodes/ has these for itself
@@ -140,8 +140,8 @@ def _check_empty(node: Node, here: list[Replica]) -> None:
     lately = Now() - timedelta(seconds=settings.LLMGW_LOST_AFTER_S)
     if node.orphans.exists() and Node.objects.filter(pk=node.pk, seen_at__gt=lately).exists():
         raise NodeRefused(
-            f"The node {node.name} runs engines that nothing here accounts for; stop these orphans first, as "
-            f"the admin lists them.",
+            f"The node {node.name} runs engines that nothing here accounts for; stop these orphans first "
+            f"(manage.py replica_stop, or in the admin, which lists them).",
             code="in_use",
         )
     if not here:
@@ -182,6 +182,37 @@ def stop_replica(replica: Replica, *, by: str, why: str, door: str) -> bool:
             detail = {"model": replica.model_name, "profile": replica.profile_name}
             record("stop", "replica", str(replica.pk), by=by, door=door, why=why, detail=detail)
     return bool(changed)
+
+
+def stop_orphan(orphan: Orphan, *, by: str, why: str, door: str) -> bool:
+    """Have an engine ended that nothing here accounts for. False: it was told so already.
+
+    The replica is put on record as one that is over, as whatever runs of those is ended wherever it is found.
+    Raises NodeRefused where it is one of ours that runs elsewhere.
+    """
+    with transaction.atomic():
+        Revision.hold()
+        known = Replica.objects.filter(pk=orphan.replica).first()
+        if known is not None and known.state not in Replica.OVER:
+            raise NodeRefused(
+                f"{known} is to run elsewhere, and what {orphan.node} runs of it cannot be ended alone; stop "
+                f"the replica (manage.py replica_stop), and both end.",
+                code="in_use",
+            )
+        if known is None:
+            reason = f"{orphan.node} ran it, and nothing here accounted for it"
+            Replica.objects.create(
+                pk=orphan.replica,
+                launch=orphan.launch,
+                wanted=Replica.Wanted.STOP,
+                wanted_why=storable(why) or f"stopped by {by}",
+                state=Replica.State.STOPPED,
+                reason=reason,
+                revision=Revision.advance(),
+            )
+            told: dict[str, Any] = {"by": by, "door": door, "why": why, "detail": {"node": orphan.node.name}}
+            record("stop", "replica", str(orphan.replica), **told)
+    return known is None
 
 
 def roll_model(model: Model, *, by: str, why: str, door: str) -> Roll | None:

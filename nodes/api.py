@@ -30,7 +30,7 @@ from nodes.bundle import join_line
 from nodes.conversation import AgentProblem
 from nodes.holdings import needing, weights, weights_as_dict
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
-from nodes.models import JoinToken, Node, Rank, Replica, Weights
+from nodes.models import JoinToken, Node, Orphan, Rank, Replica, Weights
 from nodes.outlook import preview_plan
 from nodes.reckoning import answer, ask
 from nodes.schema import (
@@ -97,10 +97,23 @@ class ReplicaViewSet(Resource):
         return found
 
     def destroy(self, request: Request, pk: str) -> Response:
-        replica, by = self.get_object(), request.user.get_username()
-        if actions.stop_replica(replica, by=by, why=request.query_params.get("why", ""), door="api"):
+        by, why = request.user.get_username(), request.query_params.get("why", "")
+        if orphan := self._orphan():
+            is_told = actions.stop_orphan(orphan, by=by, why=why, door="api")
+        else:
+            is_told = actions.stop_replica(self.get_object(), by=by, why=why, door="api")
+        if is_told:
             wake()
         return Response(self.shown(self.get_object()), status=status.HTTP_202_ACCEPTED)
+
+    def _orphan(self) -> Orphan | None:
+        """What runs under this id and is no replica of ours, as /api/plan tells of it."""
+        try:
+            known = Replica.objects.filter(pk=self.kwargs["pk"])
+            orphans = Orphan.objects.select_related("node").filter(replica=self.kwargs["pk"])
+            return None if known.exists() else orphans.first()
+        except ValidationError:  # of a UUID
+            return None
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
         return super().perform_content_negotiation(request, force=force or self.action == "log")

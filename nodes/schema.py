@@ -107,7 +107,7 @@ describe_replicas = extend_schema_view(
     list=extend_schema(summary="Replicas", responses=ReplicaSerializer(many=True)),
     retrieve=extend_schema(summary="One replica", responses=ReplicaSerializer),
     destroy=extend_schema(
-        summary="Stop a replica; another is started if one is still wanted",
+        summary="Stop a replica, of which another is started if one is still wanted, or an orphan",
         parameters=[WHY],
         responses={202: ReplicaSerializer},
     ),

@@ -302,3 +302,22 @@ def test_orphans_are_listed_with_why(admin: Client) -> None:
         replica="12345678-0000-0000-0000-000000000000", node=a_node(), why="Its model is unknown here."
     )
     assert "Its model is unknown here." in said(admin, "/admin/nodes/orphan/")
+
+
+def test_an_orphan_is_stopped_by_whoever_may_stop_replicas(client: Client) -> None:
+    id = "12345678-0000-0000-0000-000000000000"
+    orphan, looker = Orphan.objects.create(replica=id, node=a_node(), why="?"), viola()
+    client.force_login(looker)
+    chosen = {"action": "stop", "_selected_action": [str(orphan.pk)], "confirmed": "yes", "why": "nobody's"}
+
+    def stop() -> str:
+        return client.post("/admin/nodes/orphan/", chosen, follow=True).content.decode()
+
+    stop()
+    assert not Replica.objects.exists()
+    looker.user_permissions.add(Permission.objects.get(codename="change_replica"))
+    assert "1 of 1 orphan told to stop." in stop()
+    assert "0 of 1 orphan told to stop." in stop()
+    stopped = Replica.objects.get()
+    assert (str(stopped.pk), stopped.state, stopped.wanted_why) == (id, "stopped", "nobody's")
+    assert "gpu-01 ran it, and nothing here accounted for it" in said(client, of(stopped))

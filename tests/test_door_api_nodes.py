@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from catalog.models import Event, Model
-from nodes.models import Node, Replica
+from nodes.models import Node, Orphan, Replica
 from tests.cast import a_model, a_node, a_replica, alice
 from tests.rest_client import Api, field, sentence
 
@@ -83,6 +83,16 @@ def test_a_replica_is_stopped_with_a_reason(api: Api) -> None:
     gone = f"replicas/{'0' * 8}-0000-0000-0000-{'0' * 12}"
     assert sentence(api("DELETE", gone))[0] == 404
     assert Replica.objects.count() == 1
+
+
+def test_an_orphan_is_stopped_by_the_id_that_the_plan_tells(api: Api) -> None:
+    id = "12345678-0000-0000-0000-000000000000"
+    Orphan.objects.create(replica=id, node=a_node(), why="its model is gone")
+    for _ in range(2):
+        status, told = api("DELETE", f"replicas/{id}?why=old")
+        assert (status, told["id"], told["state"], told["wanted_why"]) == (202, id, "stopped", "old")
+    event = Event.objects.get(kind="replica")
+    assert (event.verb, event.subject, event.why, event.detail) == ("stop", id, "old", {"node": "gpu-01"})
 
 
 def test_a_source_is_asked_about_again(api: Api) -> None:

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from catalog.models import Event, Model
 from nodes import lease
-from nodes.models import Cluster, Held, Lease, Node, Replica, Roll
+from nodes.models import Cluster, Held, Lease, Node, Orphan, Replica, Roll
 from tests.cast import a_model, a_node, a_replica, edited
 
 pytestmark = pytest.mark.django_db
@@ -167,6 +167,13 @@ def test_a_replica_is_stopped_by_the_first_digits_of_its_id() -> None:
     replica.refresh_from_db()
     assert (replica.wanted, replica.wanted_why) == ("stop", "it hangs")
     assert "stopped already, or about to be" in manage("replica_stop", str(replica.pk).upper())
+
+
+def test_an_orphan_is_stopped_by_its_first_digits() -> None:
+    orphan = Orphan.objects.create(replica="12345678-0000-0000-0000-000000000000", node=a_node(), why="?")
+    assert manage("replica_stop", "1234") == f"Told {orphan.replica} on gpu-01 to stop.\n"
+    assert Replica.objects.get().state == "stopped"
+    assert "stopped already, or about to be" in manage("replica_stop", "12345678")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from catalog.models import Event
+from nodes.actions import NodeRefused, stop_orphan, stop_replica
 from nodes.models import Claim, Orphan, Rank, Replica, Unplaced
 from nodes.protocol import READY, Launch, RankReport
 from tests.fake_agent import FakeAgent
@@ -110,6 +112,44 @@ def test_an_engine_whose_replica_has_ended_by_our_record_is_stopped(
     one_pass()
     assert ("DELETE", f"/v1/replicas/{report.replica}") in agent.commands()
     assert not Orphan.objects.exists()
+
+
+def test_an_orphan_ends_once_a_person_says_so(agent_of: Callable[..., FakeAgent]) -> None:
+    agent = agent_of(stops_slowly=True)
+    add_model(tp=2, gpus_per_node=2)
+    report = stray(agent, launch=None)
+    one_pass()
+    told: dict[str, Any] = {"by": "ann", "why": "nobody's", "door": "admin"}
+    orphan = Orphan.objects.get()
+    assert stop_orphan(orphan, **told)
+    assert not stop_orphan(orphan, **told), "that was said"
+    one_pass()
+    assert agent.commands() == [("DELETE", f"/v1/replicas/{report.replica}")]
+    one_pass()
+    assert not Orphan.objects.exists(), "while it drains it is nobody's question any more"
+    assert Unplaced.objects.exists(), "and has its GPU"
+    agent.become(report.replica, "stopped")
+    one_pass()
+    assert not Unplaced.objects.exists()
+    event = Event.objects.get(verb="stop")
+    assert (event.kind, event.subject, event.why) == ("replica", report.replica, "nobody's")
+
+
+def test_an_orphan_of_a_replica_that_runs_elsewhere_ends_with_it(agent_of: Callable[..., FakeAgent]) -> None:
+    agent_of()
+    add_model()
+    one_pass()
+    replica = Replica.objects.get()
+    other = agent_of("node-b")
+    stray(other, replica=str(replica.pk), generation=1)
+    one_pass()
+    told: dict[str, Any] = {"by": "ann", "why": "", "door": "admin"}
+    with pytest.raises(NodeRefused, match=r"is to run elsewhere, and what node-b runs of it cannot be ended"):
+        stop_orphan(Orphan.objects.get(), **told)
+    assert stop_replica(replica, **told)
+    for _ in range(3):
+        one_pass()
+    assert ("DELETE", f"/v1/replicas/{replica.pk}") in other.commands()
 
 
 def test_an_agent_that_forgot_its_replica_is_told_again(agent_of: Callable[..., FakeAgent]) -> None:

@@ -9,10 +9,11 @@ from django.core.management.base import CommandError, OutputWrapper
 from catalog.management.shell import print_table
 from catalog.reading import quote
 from nodes.consequences import Consequences
-from nodes.models import Node, Replica
+from nodes.models import Node, Orphan, Replica
 from nodes.telling import NO_CONSEQUENCES, consequences_tables
 
 SHORTEST_ID = 4  # digits that tell replicas apart well enough to be typed
+_BEGINNING = re.compile(f"[0-9a-fA-F-]{{{SHORTEST_ID},36}}")
 
 
 def find_node(name: str) -> Node:
@@ -24,7 +25,7 @@ def find_node(name: str) -> Node:
 
 def find_replica(text: str) -> Replica:
     """By its id or the beginning of it, as tables show it."""
-    if not re.fullmatch(f"[0-9a-fA-F-]{{{SHORTEST_ID},36}}", text):
+    if not _BEGINNING.fullmatch(text):
         raise CommandError(
             f"{quote(text)} is no replica's id: give its first digits, {SHORTEST_ID} or more, "
             "as manage.py replicas shows them."
@@ -40,6 +41,15 @@ def find_replica(text: str) -> Replica:
         told = ", ".join(str(replica.pk) for replica in chosen)
         raise CommandError(f"{quote(text)} begins the ids of several replicas ({told}); give more of it.")
     return chosen[0]
+
+
+def find_replica_or_orphan(text: str) -> Replica | Orphan:
+    """As `find_replica`, and an engine that nothing here accounts for by the id that its agent tells."""
+    if _BEGINNING.fullmatch(text) and not Replica.objects.filter(id__startswith=text.lower()).exists():
+        found = list(Orphan.objects.filter(replica__startswith=text.lower()).select_related("node"))
+        if len({orphan.replica for orphan in found}) == 1:  # of a gang, each of its nodes has a part
+            return found[0]
+    return find_replica(text)
 
 
 def print_consequences(stdout: OutputWrapper, found: Consequences) -> None:
