@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass
 class FileHub:
-    """A hub of one repository, org/m at COMMIT.
+    """A hub of repositories that are called by a letter, such as org/m, and are all the same at COMMIT.
 
     held: a file that is sent by half while `gate` is clear. cuts: of which file the connection is cut after
     so many bytes, once each. lies: files that are not what their checksums tell. elsewhere: where files lie
@@ -70,21 +70,21 @@ def running(files: dict[str, bytes]) -> Iterator[FileHub]:
 
         def answer(self) -> None:
             path = self.path.partition("?")[0]
-            resolve = f"/org/m/resolve/{COMMIT}/"
             if hub.is_silent:
                 self.send(503, b"out of order")
-            elif path in (f"/api/models/org/m/revision/{COMMIT}", "/api/models/org/m"):
-                self.send(200, json.dumps(self.info()).encode())
-            elif path.startswith(resolve) and hub.is_gated:
-                self.send(403, b"", {"X-Error-Code": "GatedRepo"})
-            elif path.startswith(resolve):
-                self.send_file(path.removeprefix(resolve))
-            elif path.startswith("/api/models/org/m/revision/"):
+            elif found := re.fullmatch(rf"/api/models/(org/[a-z])(?:/revision/{COMMIT})?", path):
+                self.send(200, json.dumps(self.info(found[1])).encode())
+            elif found := re.fullmatch(rf"/org/[a-z]/resolve/{COMMIT}/(.+)", path):
+                if hub.is_gated:
+                    self.send(403, b"", {"X-Error-Code": "GatedRepo"})
+                else:
+                    self.send_file(found[1])
+            elif re.match("/api/models/org/[a-z]/revision/", path):
                 self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
             else:
                 self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
 
-        def info(self) -> dict[str, Any]:
+        def info(self, repo: str) -> dict[str, Any]:
             siblings = []
             for name, data in files.items():
                 sha256, git = sums[name]
@@ -93,7 +93,7 @@ def running(files: dict[str, bytes]) -> Iterator[FileHub]:
                 siblings.append(
                     {"rfilename": name, "size": len(data), "blobId": git, **(lfs if is_lfs else {})}
                 )
-            return {"id": "org/m", "modelId": "org/m", "sha": COMMIT, "tags": [], "siblings": siblings}
+            return {"id": repo, "modelId": repo, "sha": COMMIT, "tags": [], "siblings": siblings}
 
         def send_file(self, name: str) -> None:
             wanted = self.headers.get("Range")
