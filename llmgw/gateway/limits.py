@@ -184,7 +184,11 @@ class _Shared:
         self._take, self._renew = self._redis.register_script(_TAKE), self._redis.register_script(_RENEW)
         self._process, self._number = uuid.uuid4().hex, 0
         self._held: defaultdict[str, set[str]] = defaultdict(set)
-        self._ended: deque[tuple[str, str, int]] = deque()
+        self._told: set[str] = set()
+        """Of those held, or ended, what Redis may know of: the rest needs no word to it."""
+        self._ended: deque[tuple[str, str]] = deque()
+        self._owed: Counter[str] = Counter()
+        """Tokens that were used beyond what was charged."""
         self._has_ended = asyncio.Event()
         self._renewed_at_s = monotonic()
         self.is_away = self._is_stopping = False
@@ -212,6 +216,7 @@ class _Shared:
                 for scope in scopes:
                     if limit := scope.limits.concurrency:
                         taken.append(scope.name)
+                        self._told.add(member)
                         if not await self._take(_running(scope.name), [member, limit, LEASE_S]):
                             raise rates.over_limit(scope.whose, _WORDS[RUNNING], limit, limit, 0)
                 for scope in scopes:
@@ -251,15 +256,17 @@ class _Shared:
 
     def give_back(self, scopes: Sequence[Scope], member: str, tokens: int) -> None:
         self._let_go([scope.name for scope in scopes if scope.limits.concurrency], member)
-        charged = [scope.name for scope in scopes if scope.limits.tokens_per_minute and tokens]
-        self._ended.extend((name, "", tokens) for name in charged)
+        for scope in scopes:
+            if scope.limits.tokens_per_minute and tokens:
+                self._owed[scope.name] += tokens
 
     def _let_go(self, names: Sequence[str], member: str) -> None:
         for name in names:
             self._held[name].discard(member)
             if not self._held[name]:
                 del self._held[name]
-            self._ended.append((name, member, 0))
+            if member in self._told:
+                self._ended.append((name, member))
         if not self.is_away:
             self._has_ended.set()
 
@@ -286,21 +293,26 @@ class _Shared:
         if self.is_away:  # one that is full answers, and takes nothing
             await self._redis.set("llmgw/probe", self._process, ex=LEASE_S)
         while self._ended:
-            name, member, tokens = self._ended[0]
-            if member:
-                await self._redis.zrem(_running(name)[0], member)
-            else:
-                await self._minutes.hit(PerMinute(2**53), TOKENS, name, cost=tokens)
+            name, member = self._ended[0]
+            await self._redis.zrem(_running(name)[0], member)
             self._ended.popleft()
+            self._told.discard(member)
+        for name, tokens in [*self._owed.items()]:
+            await self._minutes.hit(PerMinute(2**53), TOKENS, name, cost=tokens)
+            self._owed[name] -= tokens
+            if not self._owed[name]:
+                del self._owed[name]
         if self.is_away or monotonic() - self._renewed_at_s >= RENEW_S:
             for name, members in [*self._held.items()]:
+                self._told |= members
                 await self._renew(_running(name), [LEASE_S, *members])
             self._renewed_at_s = monotonic()
 
     def _miss(self, error: BaseException) -> None:
         if not self.is_away:
             log.warning(
-                "Redis is away, and each process keeps to its share of every limit: %s", error or "no answer"
+                "Redis is away, and each process keeps to its share of every limit: %s",
+                str(error) or "no answer",
             )
         self.is_away = True
 
