@@ -1,6 +1,6 @@
 """An agent is killed at random instants while replicas start, run and stop: every engine stays accounted for.
 
-Ten times here, a hundred in `make soak`; which instants they are follows from the seed, which is printed.
+Six times here, a hundred in `make soak`; which instants they are follows from the seed, which is printed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.agent_process import AgentProcess, assignment
 from tests.traffic import Traffic
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("SOAK_KILLS", "10"))
+KILLS = int(os.environ.get("SOAK_KILLS", "6"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 LONGEST_LIFE_S = 1.2
 TRUE_WITHIN_S = 15

@@ -128,7 +128,7 @@ def test_engines_that_stall_or_hang_are_ended_and_their_gpus_free(agent: AgentPr
 
 
 def test_a_long_prefill_is_busy(agent: AgentProcess) -> None:
-    rank = agent.run("--ttft", "12s", "--default-tokens", "1")
+    rank = agent.run("--ttft", "8s", "--default-tokens", "1")  # more than --stuck-after
     stream = Stream(rank["port"], max_tokens=3, waits=False)
     assert stream.finish(timeout_s=30), stream.error
     again = agent.rank(rank["replica"])
