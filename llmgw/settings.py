@@ -13,106 +13,19 @@ import hmac
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dj_database_url
-from django.core.exceptions import ImproperlyConfigured
 
-from catalog.durations import MINUTE, parse_duration
+from catalog.durations import MINUTE
+from llmgw import environment as env
 from nodes.protocol import ClusterKey
-
-T = TypeVar("T")
-
-
-# --- typed readers ----------------------------------------------------------
-
-
-def _read(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        return parse(text)
-    except ValueError:
-        raise ImproperlyConfigured(f"{name} is {text!r}, which is not {looks_like}.") from None
-
-
-def _text(name: str, default: str) -> str:
-    return _read(name, default, str, "a text")
-
-
-def _is_on(name: str) -> bool:
-    def parse(text: str) -> bool:
-        if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-            raise ValueError
-        return text.lower() in ("1", "true", "yes", "on")
-
-    return _read(name, False, parse, "1 or 0")
-
-
-def _seconds(name: str, default: float) -> float:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not 0 < value < 1e7:
-            raise ValueError
-        return value
-
-    return _read(name, default, parse, "a number of seconds above 0, such as 2 or 0.5")
-
-
-def _duration_ns(name: str, default: int) -> int:
-    return _read(name, default, parse_duration, "a duration such as 15m or 1h30m")
-
-
-def _bytes(name: str, default: int) -> int:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value <= 0:
-            raise ValueError
-        return value
-
-    return _read(name, default, parse, "a whole number of bytes above 0")
-
-
-def _count(name: str, default: int) -> int:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not 1 <= value <= 1000:
-            raise ValueError
-        return value
-
-    return _read(name, default, parse, "a whole number from 1 to 1000")
-
-
-def _names(name: str, default: list[str]) -> list[str]:
-    return _read(name, default, lambda text: [part.strip() for part in text.split(",")], "a list of names")
-
-
-def _url(name: str, default: str, *schemes: str) -> str:
-    starts = tuple(f"{scheme}://" for scheme in schemes)
-
-    def parse(text: str) -> str:
-        if not text.startswith(starts):
-            raise ValueError
-        return text.rstrip("/")
-
-    return _read(name, default, parse, "a URL that begins with " + " or ".join(starts))
-
-
-def _secret(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
-    """As `_read`, and the value is never repeated."""
-    try:
-        return _read(name, default, parse, looks_like)
-    except ImproperlyConfigured:
-        raise ImproperlyConfigured(f"{name} is not {looks_like}.") from None
-
 
 # --- the folder, and secrets made on first use ------------------------------
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-LLMGW_VAR = Path(_text("LLMGW_VAR", str(BASE_DIR / "var"))).resolve()
+LLMGW_VAR = Path(env.text("LLMGW_VAR", str(BASE_DIR / "var"))).resolve()
 
 
 def _folder(*parts: str) -> Path:
@@ -148,7 +61,9 @@ def _parse_cluster_keys(text: str) -> tuple[ClusterKey, ...]:
     return keys
 
 
-_MASTER = _secret("LLMGW_SECRET", b"", _parse_master, "32 characters or more, as from `openssl rand -hex 32`")
+_MASTER = env.secret(
+    "LLMGW_SECRET", b"", _parse_master, "32 characters or more, as from `openssl rand -hex 32`"
+)
 _MASTER = _MASTER or _kept_secret("secret")
 
 
@@ -160,7 +75,7 @@ SECRET_KEY = _derived("django").hex()
 LLMGW_KEY_PEPPER = _derived("api keys")
 
 # Nodes' and replicas' tokens derive from these. The first one mints, all verify: so a key is rotated.
-LLMGW_CLUSTER_KEYS: tuple[ClusterKey, ...] = _secret(
+LLMGW_CLUSTER_KEYS: tuple[ClusterKey, ...] = env.secret(
     "LLMGW_CLUSTER_KEYS",
     (ClusterKey("k1", _derived("cluster")),),
     _parse_cluster_keys,
@@ -171,63 +86,65 @@ LLMGW_CLUSTER_KEYS: tuple[ClusterKey, ...] = _secret(
 # --- llmgw ------------------------------------------------------------------
 
 # Where weights come from.
-LLMGW_HUB_ENDPOINT = _url(
-    "LLMGW_HUB_ENDPOINT", _url("HF_ENDPOINT", "https://huggingface.co", "https", "http"), "https", "http"
+LLMGW_HUB_ENDPOINT = env.url(
+    "LLMGW_HUB_ENDPOINT", env.url("HF_ENDPOINT", "https://huggingface.co", "https", "http"), "https", "http"
 )
-HF_TOKEN = _text("HF_TOKEN", "")
-LLMGW_HUB_TIMEOUT_S = _seconds("LLMGW_HUB_TIMEOUT_S", 10)
-LLMGW_HUB_CACHE_S = _seconds("LLMGW_HUB_CACHE_S", 30)  # for so long a good answer may be given again
-LLMGW_RECHECK_S = _seconds("LLMGW_RECHECK_S", 6 * 3600)  # a check that is older is made again
+HF_TOKEN = env.text("HF_TOKEN", "")
+LLMGW_HUB_TIMEOUT_S = env.seconds("LLMGW_HUB_TIMEOUT_S", 10)
+LLMGW_HUB_CACHE_S = env.seconds("LLMGW_HUB_CACHE_S", 30)  # for so long a good answer may be given again
+LLMGW_RECHECK_S = env.seconds("LLMGW_RECHECK_S", 6 * 3600)  # a check that is older is made again
 # The second is what the hub's own client and the engines read.
-LLMGW_OFFLINE = _is_on("LLMGW_OFFLINE") or _is_on("HF_HUB_OFFLINE")
+LLMGW_OFFLINE = env.is_on("LLMGW_OFFLINE") or env.is_on("HF_HUB_OFFLINE")
 
 # The reconciler: how often it looks, how long one pass may hold the lease, how long silence is believed.
-LLMGW_TICK_S = _seconds("LLMGW_TICK_S", 2)
-LLMGW_LEASE_S = _seconds("LLMGW_LEASE_S", 30)
-LLMGW_AGENT_TIMEOUT_S = _seconds("LLMGW_AGENT_TIMEOUT_S", 5)
-LLMGW_SUSPECT_AFTER_S = _seconds("LLMGW_SUSPECT_AFTER_S", 10)
-LLMGW_LOST_AFTER_S = _seconds("LLMGW_LOST_AFTER_S", 90)
-LLMGW_KEEP_REPLICAS_S = _seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown for so long after they ended
+LLMGW_TICK_S = env.seconds("LLMGW_TICK_S", 2)
+LLMGW_LEASE_S = env.seconds("LLMGW_LEASE_S", 30)
+LLMGW_AGENT_TIMEOUT_S = env.seconds("LLMGW_AGENT_TIMEOUT_S", 5)
+LLMGW_SUSPECT_AFTER_S = env.seconds("LLMGW_SUSPECT_AFTER_S", 10)
+LLMGW_LOST_AFTER_S = env.seconds("LLMGW_LOST_AFTER_S", 90)
+LLMGW_KEEP_REPLICAS_S = env.seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown for so long after they ended
 
 # An on-demand model is unloaded after this long without a request, where its own idle_timeout is 0. In
 # nanoseconds, as the catalog has its durations.
-LLMGW_IDLE_TIMEOUT = _duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
+LLMGW_IDLE_TIMEOUT = env.duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
 
 # The gateway: how long a request may wait for its model to load, how long its client may read nothing of the
 # answer, how big it may be, how old the table may be.
-LLMGW_HOLD_S = _seconds("LLMGW_HOLD_S", 60)
-LLMGW_STALL_S = _seconds("LLMGW_STALL_S", 30)
+LLMGW_HOLD_S = env.seconds("LLMGW_HOLD_S", 60)
+LLMGW_STALL_S = env.seconds("LLMGW_STALL_S", 30)
 # How long an engine may take: to accept a connection, to begin its answer (a plain one is whole then, and so
 # this is as long as OpenAI's clients wait), to go on with it (no engine computes one token for so long).
-LLMGW_CONNECT_S = _seconds("LLMGW_CONNECT_S", 3)
-LLMGW_FIRST_BYTE_S = _seconds("LLMGW_FIRST_BYTE_S", 600)
-LLMGW_IDLE_S = _seconds("LLMGW_IDLE_S", 300)
+LLMGW_CONNECT_S = env.seconds("LLMGW_CONNECT_S", 3)
+LLMGW_FIRST_BYTE_S = env.seconds("LLMGW_FIRST_BYTE_S", 600)
+LLMGW_IDLE_S = env.seconds("LLMGW_IDLE_S", 300)
 # A stream whose model is loading stays without a status for so long, so that an early failure has its own;
 # and one that has nothing to say says so this often, since proxies give up on silence.
-LLMGW_GRACE_S = _seconds("LLMGW_GRACE_S", 2)
-LLMGW_COMMENT_S = _seconds("LLMGW_COMMENT_S", 10)
-LLMGW_MAX_BODY_BYTES = _bytes("LLMGW_MAX_BODY_BYTES", 16 * 1024 * 1024)
-LLMGW_BODY_S = _seconds("LLMGW_BODY_S", 120)  # for so long a body may take to arrive
-LLMGW_MAX_HELD_BYTES = _bytes("LLMGW_MAX_HELD_BYTES", 512 * 1024 * 1024)  # of all requests in one process
+LLMGW_GRACE_S = env.seconds("LLMGW_GRACE_S", 2)
+LLMGW_COMMENT_S = env.seconds("LLMGW_COMMENT_S", 10)
+LLMGW_MAX_BODY_BYTES = env.size_bytes("LLMGW_MAX_BODY_BYTES", 16 * 1024 * 1024)
+LLMGW_BODY_S = env.seconds("LLMGW_BODY_S", 120)  # for so long a body may take to arrive
+LLMGW_MAX_HELD_BYTES = env.size_bytes(
+    "LLMGW_MAX_HELD_BYTES", 512 * 1024 * 1024
+)  # of all requests in one process
 # Hosts from which engines may fetch the images, sounds and videos that a request names by URL.
-LLMGW_MEDIA_HOSTS = _names("LLMGW_MEDIA_HOSTS", [])
-LLMGW_TABLE_POLL_S = _seconds("LLMGW_TABLE_POLL_S", 0.25)
-LLMGW_USAGE_FLUSH_S = _seconds("LLMGW_USAGE_FLUSH_S", 5)  # so much usage a crash may lose
+LLMGW_MEDIA_HOSTS = env.names("LLMGW_MEDIA_HOSTS", [])
+LLMGW_TABLE_POLL_S = env.seconds("LLMGW_TABLE_POLL_S", 0.25)
+LLMGW_USAGE_FLUSH_S = env.seconds("LLMGW_USAGE_FLUSH_S", 5)  # so much usage a crash may lose
 
 # A line of JSON for each request of /v1/: to stdout (-), to a file, or to nobody (off).
-LLMGW_ACCESS_LOG = _text("LLMGW_ACCESS_LOG", "-")
+LLMGW_ACCESS_LOG = env.text("LLMGW_ACCESS_LOG", "-")
 
 # Web processes: how many `manage.py web` and `manage.py gateway` start; how long one that stops goes on
 # taking requests, so that whoever sends them notices, and how long it may finish those that it has begun.
-LLMGW_WEB_WORKERS = _count("LLMGW_WEB_WORKERS", 1)
-LLMGW_LINGER_S = _seconds("LLMGW_LINGER_S", 2)
-LLMGW_DRAIN_S = _seconds("LLMGW_DRAIN_S", 30)
+LLMGW_WEB_WORKERS = env.count("LLMGW_WEB_WORKERS", 1)
+LLMGW_LINGER_S = env.seconds("LLMGW_LINGER_S", 2)
+LLMGW_DRAIN_S = env.seconds("LLMGW_DRAIN_S", 30)
 
 
 # --- Django -----------------------------------------------------------------
 
-DEBUG = _is_on("LLMGW_DEBUG")
-ALLOWED_HOSTS = _names("LLMGW_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+DEBUG = env.is_on("LLMGW_DEBUG")
+ALLOWED_HOSTS = env.names("LLMGW_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 
 INSTALLED_APPS = [
     "llmgw.apps.AdminConfig",
@@ -331,7 +248,7 @@ _POSTGRESQL_OPTIONS = {
 
 
 def _database() -> dict[str, Any]:
-    url = _url("DATABASE_URL", "", "postgres", "postgresql", "sqlite")
+    url = env.url("DATABASE_URL", "", "postgres", "postgresql", "sqlite")
     database: dict[str, Any] = dict(dj_database_url.parse(url or f"sqlite:///{_folder() / 'db.sqlite3'}"))
     if database["ENGINE"] == "django.db.backends.sqlite3":
         database["OPTIONS"] = _SQLITE_OPTIONS
@@ -345,7 +262,7 @@ DATABASES = {"default": _database()}
 
 # --- Celery -----------------------------------------------------------------
 
-REDIS_URL = _url("REDIS_URL", "", "redis", "rediss")
+REDIS_URL = env.url("REDIS_URL", "", "redis", "rediss")
 
 if REDIS_URL:
     # A worker that was killed gives its tick back within seconds, not after Celery's default hour.
@@ -447,7 +364,7 @@ SPECTACULAR_SETTINGS = {
 
 # Plain HTTP is for loopback (`make up` asks for it). Otherwise TLS ends in front of this program, and the
 # proxy says so with X-Forwarded-Proto, which uvicorn believes from the addresses in FORWARDED_ALLOW_IPS.
-LLMGW_PLAIN_HTTP = _is_on("LLMGW_PLAIN_HTTP")
+LLMGW_PLAIN_HTTP = env.is_on("LLMGW_PLAIN_HTTP")
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = not LLMGW_PLAIN_HTTP
 SECURE_HSTS_SECONDS = 0 if LLMGW_PLAIN_HTTP else 30 * 24 * 3600

@@ -1,0 +1,97 @@
+"""What the environment says, each variable by a reader of its kind.
+
+An empty one is none. What cannot be read raises ImproperlyConfigured, with one sentence: the variable, its
+value, and what that should look like.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+from catalog.durations import parse_duration
+
+T = TypeVar("T")
+
+
+def _read(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} is {text!r}, which is not {looks_like}.") from None
+
+
+def text(name: str, default: str) -> str:
+    return _read(name, default, str, "a text")
+
+
+def is_on(name: str) -> bool:
+    def parse(text: str) -> bool:
+        if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            raise ValueError
+        return text.lower() in ("1", "true", "yes", "on")
+
+    return _read(name, False, parse, "1 or 0")
+
+
+def seconds(name: str, default: float) -> float:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not 0 < value < 1e7:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a number of seconds above 0, such as 2 or 0.5")
+
+
+def duration_ns(name: str, default: int) -> int:
+    return _read(name, default, parse_duration, "a duration such as 15m or 1h30m")
+
+
+def size_bytes(name: str, default: int) -> int:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a whole number of bytes above 0")
+
+
+def count(name: str, default: int) -> int:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= 1000:
+            raise ValueError
+        return value
+
+    return _read(name, default, parse, "a whole number from 1 to 1000")
+
+
+def names(name: str, default: list[str]) -> list[str]:
+    return _read(name, default, lambda text: [part.strip() for part in text.split(",")], "a list of names")
+
+
+def url(name: str, default: str, *schemes: str) -> str:
+    starts = tuple(f"{scheme}://" for scheme in schemes)
+
+    def parse(text: str) -> str:
+        if not text.startswith(starts):
+            raise ValueError
+        return text.rstrip("/")
+
+    return _read(name, default, parse, "a URL that begins with " + " or ".join(starts))
+
+
+def secret(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
+    """As the others, and the value is never repeated."""
+    try:
+        return _read(name, default, parse, looks_like)
+    except ImproperlyConfigured:
+        raise ImproperlyConfigured(f"{name} is not {looks_like}.") from None
