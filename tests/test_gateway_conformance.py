@@ -27,7 +27,11 @@ from tests.stage import MESSAGES, text_of
 from tests.vllm_program import PROGRAM, make_vllm_model
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.lasting_database, pytest.mark.timeout(900 if PROGRAM else 180)]
+pytestmark = [
+    pytest.mark.lasting_database,
+    pytest.mark.one_database,
+    pytest.mark.timeout(900 if PROGRAM else 180),
+]
 
 SIM, LLAMACPP = pytest.param("sim"), pytest.param("llamacpp")
 VLLM = pytest.param("vllm", marks=pytest.mark.skipif(not PROGRAM, reason="LLMGW_TEST_VLLM names no vllm"))

@@ -29,7 +29,7 @@ from tests.stage import (
     saying,
 )
 
-pytestmark = pytest.mark.lasting_database
+pytestmark = [pytest.mark.lasting_database, pytest.mark.one_database]
 
 TOOLS: Any = {
     "openai": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],

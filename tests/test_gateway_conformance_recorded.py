@@ -36,7 +36,7 @@ from tests.stage import (
     playing_for_many,
 )
 
-pytestmark = pytest.mark.lasting_database
+pytestmark = [pytest.mark.lasting_database, pytest.mark.one_database]
 
 ENGINES = Path(__file__).parent / "data" / "engines"
 SERVED = "my-model"

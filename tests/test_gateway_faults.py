@@ -44,7 +44,7 @@ from tests.stage import (
 )
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.lasting_database
+pytestmark = [pytest.mark.lasting_database, pytest.mark.one_database]
 
 ROOT = Path(__file__).parent.parent
 REQUESTS, AT_ONCE = 50, 10

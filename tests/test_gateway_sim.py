@@ -20,7 +20,7 @@ from tests.services import free_port
 from tests.stage import MESSAGES, Engine, Play, change, make_model, make_replica, playing, saying, text_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
 ROOT = Path(__file__).parent.parent
 

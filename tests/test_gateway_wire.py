@@ -29,7 +29,7 @@ BODY_BYTES, HELD_BYTES = 1_000_000, 2_500_000
 IDLE_CONNECTIONS = 5_000 if "SOAK_STEPS" in os.environ else 300
 MIB = 1024 * 1024
 
-pytestmark = pytest.mark.lasting_database
+pytestmark = [pytest.mark.lasting_database, pytest.mark.one_database]
 
 
 @pytest.fixture(scope="module")
