@@ -167,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, action="append", help=f"instead of {SIZES}")
     options = parser.parse_args(words)
     rows = [measure(nodes) for nodes in options.nodes or SIZES]
-    head = next((row for row in rows if row["nodes"] == NODES), rows[-1])
+    head = _head(rows)
     found = {
         "calibration_s": round(calibration_s(), 4),
         "cold_placements_per_s": head["cold_placements_per_s"],
@@ -177,10 +177,20 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
+    _print_table(found)
+
+
+def _head(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The size whose numbers are told first."""
+    return next((row for row in rows if row["nodes"] == NODES), rows[-1])
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    head = _head(found["scaling"])
     print(f"calibration {found['calibration_s']} s; {head['nodes']} nodes: ", end="")
     print(f"{head['cold_placements_per_s']} placements a second, steady plan {head['steady_ms']} ms")
     print(f"{'nodes':>8}{'models':>8}{'placed':>8}{'unplaced':>10}{'cold ms':>10}{'steady ms':>11}")
-    for row in rows:
+    for row in found["scaling"]:
         print(
             f"{row['nodes']:>8}{row['models']:>8}{row['placed']:>8}{row['unplaced']:>10}"
             f"{row['cold_ms']:>10}{row['steady_ms']:>11}"
