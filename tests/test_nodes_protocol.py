@@ -145,6 +145,7 @@ FIELD_NAMES = st.sampled_from(
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
     lambda inner: st.lists(inner) | st.dictionaries(FIELD_NAMES | texts, inner),
+    max_leaves=30,
 )
 
 
