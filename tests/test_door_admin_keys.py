@@ -42,6 +42,7 @@ def test_a_key_is_ones_own_unless_somebody_else_is_chosen(admin: Client) -> None
     assert admin.get(ADD).context["adminform"].form["user"].value() == pk_of("alice")
     assert "_addanother" not in page(admin, ADD)
     assert "_continue" not in page(admin, ADD)
+    assert "Save shows the key, once." in page(admin, ADD)
 
 
 def test_a_key_that_is_refused_is_said_at_its_field(admin: Client) -> None:

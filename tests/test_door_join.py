@@ -335,6 +335,7 @@ def test_a_token_that_cannot_be_is_refused_at_its_field(body: dict[str, Any], fi
 def test_a_node_is_added_in_the_admin_by_a_line_that_is_shown_once(client: Client) -> None:
     client.force_login(alice())
     assert "Add node" in page(client, "/admin/nodes/node/")
+    assert "Save shows the line" in page(client, "/admin/nodes/jointoken/add/")
     answer = client.post(
         "/admin/nodes/jointoken/add/",
         {
