@@ -40,7 +40,10 @@ class Command(BaseCommand):
         with refusals():
             owner = get_user_model().objects.filter(username=user).first()
             if owner is None:
-                raise CommandError(f"There is no user {quote(user)}; manage.py createsuperuser makes one.")
+                raise CommandError(
+                    f"There is no user {quote(user)}; add them in the admin under Users, or let manage.py "
+                    f"createsuperuser make one who may do everything."
+                )
             lives_ns = None if expires_in is None else read_duration("expires_in", expires_in)
             reach = {key: value for key, value in reach_patch(options).items() if value is not None}
             key, text = mint_key(
