@@ -21,7 +21,7 @@ def test_it_tells_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"nodes": 8, "models": 4, "placed": 30, "unplaced": 2}
+    row: dict[str, float] = {"nodes": 8, "models": 4, "placed": 30, "unplaced": 2}
     row |= {"cold_ms": 5.0, "steady_ms": 1.5, "cold_placements_per_s": 6000}
     bench._print_table({"calibration_s": 0.1, "scaling": [row]})
     told = capsys.readouterr().out.splitlines()
