@@ -286,9 +286,16 @@ def _is_short_of_disk(want: Want, spot: Spot, need: int) -> bool:
     free = report.disk_free_bytes if report else None
     if report and report.room_bytes is not None:  # with what the store would make room by
         free = report.room_bytes
-    if free is None or free - sum(spot.coming.values()) >= need:
+    if free is None or free + _here_bytes(want, report) - sum(spot.coming.values()) >= need:
         return False
     return want.spec.source not in spot.coming and not spot.holds(want)
+
+
+def _here_bytes(want: Want, report: StateReport | None) -> int:
+    """What there is of it already: a fetch goes on from there."""
+    repo = want.spec.source.partition(":")[0].partition("@")[0]
+    sizes = (each.size_bytes for each in (report.holdings if report else ()) if each.repo == repo)
+    return max(sizes, default=0)
 
 
 def _disk_bytes(source: str, engine: str, min_disk_gb: int, source_bytes: int | None) -> int:

@@ -27,7 +27,8 @@ NODE_FIRST, NODE_LONGEST = timedelta(seconds=60), timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica that failed while it was wanted, on which node and when. `reason` is its agent's sentence."""
+    """A replica that failed while it was wanted, on which node and when. `reason` is its agent's sentence.
+    total_bytes: of what it was to fetch, where it failed for want of room."""
 
     replica: str
     launch: Launch
@@ -36,6 +37,7 @@ class Failure:
     reason: str = ""
     node: int | None = None
     created_at: datetime | None = None
+    total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from nodes.kept import Kept
 from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll, Weights
 from nodes.protocol import (
     CONFIGURATION,
+    DISK,
     DRAINING,
     FAILED,
     FETCHING,
@@ -474,6 +475,7 @@ class Standing:
                     reason=row.reason,
                     node=failed[0].node_id if failed else None,
                     created_at=row.created_at,
+                    total_bytes=failed[0].total_bytes if failed and row.failure_kind == DISK else None,
                 ),
             )
 

@@ -108,11 +108,17 @@ class Starter:
         return Want(
             spec=model.spec,
             profiles=choice.profiles,
-            source_bytes=model.source_bytes,
+            source_bytes=self._source_bytes(model),
             crowd=crew.by_node,
             held_on=model.held_on,
             avoid=choice.avoid,
         )
+
+    def _source_bytes(self, model: Model) -> int | None:
+        """As its check found or, where nobody could ask, as an agent did that had no room for it: so nodes
+        are passed over until they have."""
+        told = [each.total_bytes for each in self.failures_of(model) if each.total_bytes]
+        return max([model.source_bytes or 0, *told]) or None
 
     def seat(self, crew: Crew, choice: Choice) -> Seat | Unseated:
         return place(self.want(crew, choice), self.draft.room)

@@ -6,20 +6,35 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.models import Node, Weights
+from nodes.placement import GB, Spot, Want, crowded
 from nodes.placement import Node as PlacedNode
+from nodes.plan import plan
 from nodes.progress import left_s, progress_words
-from nodes.protocol import FETCHING, HELD, PARTIAL, READY, Launch, StateReport, WeightsReport
+from nodes.protocol import (
+    DISK,
+    FETCHING,
+    HELD,
+    PARTIAL,
+    READY,
+    EngineReport,
+    Launch,
+    StateReport,
+    WeightsReport,
+)
+from nodes.retry import Failure
 from nodes.sharing import Holder, Sharing, key_of, needed_sources
-from nodes.snapshot import Rank, Replica, Snapshot
+from nodes.snapshot import Rank, Replica, Snapshot, launch_of
 from nodes.tickets import opens, sign, weights_key
 from tests.fake_agent import FakeAgent
 from tests.passes import add_model, one_pass
+from tests.worlds import World, ago
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -138,6 +153,44 @@ def test_progress_tells_what_is_there_how_fast_it_comes_and_when_it_is_over(
     assert left_s(*told) == left
 
 
+# --- room for it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("report", "says"),
+    [
+        pytest.param({"disk_free_bytes": 30 * GB}, "short of disk (need 40 GB)", id="too little"),
+        pytest.param({"disk_free_bytes": 50 * GB}, "", id="enough"),
+        pytest.param({"disk_free_bytes": 50 * GB, "room_bytes": 30 * GB}, "short of disk (need 40 GB)",
+                     id="more than the store may take"),
+        pytest.param({"disk_free_bytes": 1, "room_bytes": 50 * GB}, "", id="with what nothing needs"),
+        pytest.param(
+            {"room_bytes": 30 * GB, "holdings": (WeightsReport(KEY, "org/m", COMMIT, PARTIAL, 10 * GB),)},
+            "", id="with what is there of it",
+        ),
+    ],
+)  # fmt: skip
+def test_a_node_has_room_for_what_it_lacks_yet(report: dict[str, Any], says: str) -> None:
+    world = World().model(engine="llamacpp", gpu_class="", gpus_per_node=0)
+    spec = world.models["m"].spec
+    want = Want(spec, spec.profiles, source_bytes=40 * GB)
+    spot = Spot(PlacedNode(1, "n", report=StateReport("c", "n", **report)))
+    assert crowded(want, spec.profiles[0], spot) == says
+
+
+def test_a_node_that_had_no_room_is_passed_over_until_it_has() -> None:
+    world = World().node("a").model(engine="vllm", gpu_class="sim")
+    launch = launch_of(world.models["m"], world.models["m"].spec.profiles[0])
+    failure = Failure("r", launch, ago(700), DISK, "full", ord("a"), ago(800), total_bytes=40 * GB)
+    world.failures.append((world.models["m"].id, failure))
+    for room, starts in ((30 * GB, 0), (50 * GB, 1)):
+        report = replace(
+            world.nodes["a"].report, engines=(EngineReport("vllm"),), room_bytes=room, disk_free_bytes=room
+        )
+        world.nodes["a"] = replace(world.nodes["a"], report=report)
+        assert len(plan(world.snapshot()).start) == starts
+
+
 # --- a pass ---------------------------------------------------------------------------------------
 
 
@@ -201,7 +254,5 @@ def test_what_a_store_no_longer_has_is_no_longer_shown(agent_of: Callable[..., F
 
 
 def test_what_models_need_is_told_by_commit_where_it_is_known() -> None:
-    from tests.worlds import World
-
     world = World().model("a").model("b").says("b", source_revision=COMMIT)
     assert needed_sources(world.models.values()) == ("org/m", f"org/m@{COMMIT}")
