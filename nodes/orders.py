@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from catalog.durations import SECOND
 from nodes.adoption import stranger_order
 from nodes.draft import is_running
-from nodes.protocol import DRAINING, FAILED, STOPPED, Launch
+from nodes.protocol import DRAINING, FAILED, STARTING, STOPPED, Launch
 from nodes.sharing import Holder, Sharing, key_of
 from nodes.snapshot import DRAIN, PENDING, RUN, Rank, Replica, Snapshot
 
@@ -94,3 +95,13 @@ def _is_unrouted(replica: Replica, snapshot: Snapshot) -> bool:
         return True
     since = replica.wanted_since
     return since is None or not timedelta(0) <= snapshot.now - since < UNROUTED_WITHIN
+
+
+def deadline_s(state: str, wanted: str, age_s: float, startup_timeout_ns: int) -> float | None:
+    """Seconds after which the agent ends this state: a start has failed then, and a drain waits no longer. None
+    for a state without such a time; a fetch goes on while bytes come."""
+    if state == STARTING:
+        return max(startup_timeout_ns / SECOND - age_s, 0.0)
+    if state == DRAINING:
+        return max((DRAIN_S if wanted == DRAIN else STOP_S) - age_s, 0.0)
+    return None

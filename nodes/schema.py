@@ -81,6 +81,10 @@ class ReplicaSerializer(shapes.Serializer):
     reason = _text()
     since = shapes.DateTimeField()
     age_s = shapes.FloatField(allow_null=True, help_text="Seconds in this state.")
+    deadline_s = shapes.FloatField(
+        allow_null=True,
+        help_text="Seconds after which a start has failed, and a drain waits no longer. null: no such time.",
+    )
     cause = _text("The code of a failure.")
     failure_kind = _text()
     wanted = shapes.ChoiceField(Replica.Wanted.values)

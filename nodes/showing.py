@@ -22,11 +22,12 @@ from catalog.differences import Difference
 from catalog.durations import format_duration
 from catalog.hiding import hide_all, hide_model
 from catalog.models import Model
-from catalog.spec import ModelSpec
+from catalog.spec import DEFAULT_STARTUP_TIMEOUT, ModelSpec
 from catalog.typed import scaling_words, span_words
 from nodes import lease
 from nodes.agents import last_report
 from nodes.models import Cluster, Held, Node, Replica
+from nodes.orders import deadline_s
 from nodes.placement import FOREIGN_LIMIT_MIB, Freshness, freshness
 from nodes.progress import left_s
 from nodes.protocol import GpuReport, to_json
@@ -140,6 +141,7 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
         "reason": replica.reason,
         "since": replica.state_since.isoformat(),
         "age_s": seconds(replica.age),  # type: ignore[attr-defined]  # annotated
+        "deadline_s": deadline_of(replica),
         "cause": replica.cause,
         "failure_kind": replica.failure_kind,
         "wanted": replica.wanted,
@@ -181,6 +183,14 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
         ],
         "launch": launch_as_dict(replica.launch, sees_env=sees_env),
     }
+
+
+def deadline_of(replica: Replica) -> float | None:
+    """Seconds that a row of `replicas()` may still be in its state; None where it has no such time."""
+    timeout_ns = launch_from(replica.launch).profile.get("startup_timeout")
+    age_s = seconds(replica.age) or 0.0  # type: ignore[attr-defined]  # annotated
+    limit_ns = timeout_ns if isinstance(timeout_ns, int) and timeout_ns > 0 else DEFAULT_STARTUP_TIMEOUT
+    return deadline_s(replica.state, replica.wanted, age_s, limit_ns)
 
 
 def attempt_as_dict(attempt: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.agent_process import AgentProcess, assignment
 from tests.traffic import Traffic
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("SOAK_KILLS", "6"))
+KILLS = int(os.environ.get("SOAK_KILLS", "10"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 LONGEST_LIFE_S = 1.2
 TRUE_WITHIN_S = 15

@@ -94,6 +94,11 @@ def test_an_adopted_replica_without_a_fingerprint_is_unknown_not_stale(admin: Cl
     assert "0 replicas" in said(admin, f"{REPLICAS}?shown=stale")
 
 
+def test_a_replica_that_starts_shows_how_long_it_may(admin: Client) -> None:
+    a_replica(a_model(), a_node(), state="starting")
+    assert re.search(r"5 min, 1[45] min left", admin.get("/admin/nodes/replica/").content.decode())
+
+
 def test_replicas_that_are_over_are_shown_when_asked_for(admin: Client) -> None:
     model, node = a_model(), a_node()
     a_replica(model, node, "failed", gpu=None, reason="CUDA out of memory")

@@ -329,6 +329,14 @@ def test_what_is_asked_for_in_another_form_is_told_that_there_is_one(api: Api) -
 # --- what runs ------------------------------------------------------------------------------------
 
 
+def test_a_replica_on_its_way_tells_how_long_it_may_take(api: Api) -> None:
+    starting = a_replica(a_model(), a_node(), state="starting")
+    _, told = api("GET", f"replicas/{starting.pk}")
+    assert told["age_s"] + told["deadline_s"] == pytest.approx(20 * 60)
+    draining = a_replica(a_model("other"), a_node("gpu-02"), state="draining", wanted="drain")
+    assert api("GET", f"replicas/{draining.pk}")[1]["deadline_s"] == 0
+
+
 def test_a_replica_tells_whether_and_where_it_is_stale(api: Api) -> None:
     model = a_model()
     replica = a_replica(model, a_node(), reason="serving")
@@ -338,6 +346,7 @@ def test_a_replica_tells_whether_and_where_it_is_stale(api: Api) -> None:
     assert (fresh["node"], fresh["port"], fresh["pid"]) == ("gpu-01", 18001, 4242)
     assert 299 < fresh["age_s"] < 400
     assert fresh["launch"]["profile"]["name"] == "default"
+    assert fresh["deadline_s"] is None
 
     edited(model, tp=2)
     _, page = api("GET", "replicas/")

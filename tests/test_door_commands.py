@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import stat
 from collections import Counter
 from dataclasses import replace
@@ -431,6 +432,11 @@ def test_replicas_says_what_is_stale_and_how() -> None:
     (as_json,) = json.loads(manage("replicas", "--json"))
     assert (as_json["stale_profile"], as_json["restart_needed"]) == (True, True)
     assert "abracadabra" not in manage("replicas", "--json")
+
+
+def test_a_replica_that_starts_tells_how_long_it_may() -> None:
+    a_replica(a_model(), a_node(), state="starting")
+    assert re.search(r"starting, 1[45] min left +5 min ago", manage("replicas"))
 
 
 def test_replicas_that_are_over_are_told_when_asked_for() -> None:

@@ -24,6 +24,7 @@ from nodes.pieces import fetch_bars, replica_badge, stale_badge
 from nodes.placement import Freshness
 from nodes.showing import (
     attempt_as_dict,
+    deadline_of,
     differences_as_dicts,
     end_words,
     freshness_of,
@@ -102,7 +103,10 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state", ordering="state")
     def state_shown(self, replica: Replica) -> SafeString:
-        age = said(span_words(replica.age.total_seconds()))  # type: ignore[attr-defined]  # annotated
+        words = span_words(replica.age.total_seconds())  # type: ignore[attr-defined]  # annotated
+        if (left := deadline_of(replica)) is not None:
+            words += f", {span_words(left)} left"
+        age = said(words)
         if replica.wanted == Replica.Wanted.RUN:
             return format_html("{}{}", replica_badge(replica), age)
         return format_html("{} {}{}", replica_badge(replica), badge(f"to {replica.wanted}"), age)

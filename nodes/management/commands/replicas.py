@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 
 from catalog.management.shell import add_json, ago, print_differences, print_json, print_table, refusals
 from catalog.reading import quote, shown
+from catalog.typed import span_words
 from nodes.models import Replica
 from nodes.showing import of_model, replica_as_dict, replicas, staleness_of
 
@@ -118,6 +119,8 @@ def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
     fields = ", ".join(each["field"] for each in told["differences"] + told["launch_differences"])
     stale = f"{word} ({fields})" if fields else word
     place = (told["node"] or "", told["port"] or "")
+    if told["deadline_s"] is not None:
+        state += f", {span_words(told['deadline_s'])} left"
     return (told["id"][:8], _name(told), *place, state, ago(told["age_s"]), stale, told["reason"])
 
 
