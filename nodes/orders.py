@@ -98,7 +98,7 @@ def _is_unrouted(replica: Replica, snapshot: Snapshot) -> bool:
 
 
 def deadline_s(state: str, wanted: str, age_s: float, startup_timeout_ns: int) -> float | None:
-    """Seconds after which the agent ends this state: a start has failed then, and a drain waits no longer. None
+    """Seconds after which the agent ends this state: a start has failed then, and a drain waits no more. None
     for a state without such a time; a fetch goes on while bytes come."""
     if state == STARTING:
         return max(startup_timeout_ns / SECOND - age_s, 0.0)

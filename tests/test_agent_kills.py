@@ -1,6 +1,6 @@
 """An agent is killed at random instants while replicas start, run and stop: every engine stays accounted for.
 
-Six times here, a hundred in `make soak`; which instants they are follows from the seed, which is printed.
+Ten times here, a hundred in `make soak`; which instants they are follows from the seed, which is printed.
 """
 
 from __future__ import annotations
