@@ -30,6 +30,7 @@ from tests.stage import (
     Script,
     begin_stream,
     change,
+    chat_event,
     drop,
     make_model,
     make_replica,
@@ -216,6 +217,21 @@ def test_a_streamed_call_is_put_together_by_the_client(stage: Stage) -> None:
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
         ("get_weather", "false")
     ]
+
+
+def test_what_an_engine_takes_for_an_answer_that_is_put_together_here_is_no_overhead(stage: Stage) -> None:
+    async def slowly(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+        response = await begin_stream(request)
+        await response.write(chat_event(fields, "One"))
+        await asyncio.sleep(0.3)
+        end = {"id": "1", "model": fields["model"], "created": 1, "object": "chat.completion.chunk"}
+        end["choices"] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+        await response.write(b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    stage.play.engine.script = slowly
+    answer = stage.openai.chat.completions.with_raw_response.create(model="lama", messages=MESSAGES)
+    assert float(answer.headers["x-llmgw-overhead-ms"]) < 250
 
 
 def test_a_stream_of_messages_is_put_together_by_its_client(stage: Stage) -> None:

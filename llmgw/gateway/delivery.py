@@ -130,8 +130,7 @@ class Delivery:
         needed = _CONTENT.get(self._call.endpoint.kind)
         if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
             raise _unreadable(self._model, "answered with nothing")
-        await self._client.be_quiet()
-        if self._client.has_begun:  # a comment was due meanwhile
+        if not self._client.is_silent:  # a comment was due meanwhile
             raise _unreadable(self._model, "answered in another way than it was asked to")
         self._count(answers.tokens_of({"usage": usage}))
         echo = self._call.echo_for(self._target)
@@ -147,8 +146,6 @@ class Delivery:
                 if size > ANSWER_LIMIT_BYTES:
                     raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
                 if events := stream.feed(piece):
-                    if stream.has_content:
-                        self._has_begun()
                     assembly.feed(events)
                 if stream.error is not None:
                     self._raise_error_event(stream.error)
@@ -160,6 +157,7 @@ class Delivery:
             raise _unreadable(self._model, str(error)) from error
         if not stream.is_done:
             raise Elsewhere("ended its answer unfinished", answers.unreachable(self._model, "broke off"))
+        self._has_begun()  # for its client only now
         self._check_name(whole.get("model"))
         self._count(answers.tokens_of(whole))
         whole["model"] = self._call.name
