@@ -41,6 +41,10 @@ def from_peers(*peers: AgentProcess, is_fetching: bool = False) -> dict[str, Any
     return {**wanted(), "peers": told}
 
 
+def wait_for_bytes(agent: AgentProcess, replica: str, count: int) -> None:
+    wait_until(lambda: agent.rank(replica).get("done_bytes", 0) >= count, "so many bytes", timeout_s=30)
+
+
 @contextlib.contextmanager
 def agents_at(hub: FileHub, tmp_path: Path, count: int) -> Iterator[list[AgentProcess]]:
     with contextlib.ExitStack() as stack:
@@ -115,11 +119,8 @@ def test_when_the_first_dies_half_way_the_next_goes_on_from_the_hub(tmp_path: Pa
         for agent, replica in zip((first, second, third), replicas, strict=True):
             agent.put(replica)
 
-        def has_the_first_file(agent: AgentProcess, replica: str) -> bool:
-            return agent.rank(replica).get("done_bytes", 0) >= 8_000_000
-
         for agent, replica in zip((second, third), replicas[1:], strict=True):
-            wait_until(lambda a=agent, r=replica: has_the_first_file(a, r["replica"]), "a file of the first")
+            wait_for_bytes(agent, replica["replica"], 8_000_000)
         first.kill()
         hub.gate.set()
         for agent, replica in zip((second, third), replicas[1:], strict=True):

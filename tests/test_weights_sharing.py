@@ -183,10 +183,10 @@ def test_a_node_that_had_no_room_is_passed_over_until_it_has() -> None:
     launch = launch_of(world.models["m"], world.models["m"].spec.profiles[0])
     failure = Failure("r", launch, ago(700), DISK, "full", ord("a"), ago(800), total_bytes=40 * GB)
     world.failures.append((world.models["m"].id, failure))
+    report = world.nodes["a"].report
+    assert report is not None
     for room, starts in ((30 * GB, 0), (50 * GB, 1)):
-        report = replace(
-            world.nodes["a"].report, engines=(EngineReport("vllm"),), room_bytes=room, disk_free_bytes=room
-        )
+        report = replace(report, engines=(EngineReport("vllm"),), room_bytes=room, disk_free_bytes=room)
         world.nodes["a"] = replace(world.nodes["a"], report=report)
         assert len(plan(world.snapshot()).start) == starts
 

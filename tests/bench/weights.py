@@ -59,8 +59,7 @@ def downloads_of_three(folder: Path, size: int) -> float:
         for count, agent in enumerate(agents):
             _order(agent, [_peer(each, key, is_fetching=True) for each in agents[:count]])
         for agent in agents:
-            store = Store(agent.state_folder / "weights")
-            wait_until(lambda store=store: _is_whole(store, key), "the weights", timeout_s=300)
+            _wait_for(Store(agent.state_folder / "weights"), key)
         return hub.sent[NAME] / size
 
 
@@ -108,7 +107,7 @@ def _curl(agent: AgentProcess, holding: Holding, to: Path) -> None:
 
 def _fetch(agent: AgentProcess, first: AgentProcess, holding: Holding, store: Store) -> None:
     _order(agent, [_peer(first, holding.key)])
-    wait_until(lambda: _is_whole(store, holding.key), "the weights", timeout_s=300, every_s=0.01)
+    _wait_for(store, holding.key)
 
 
 def _order(agent: AgentProcess, peers: Sequence[dict[str, Any]]) -> None:
@@ -123,9 +122,12 @@ def _peer(agent: AgentProcess, key: str, *, is_fetching: bool = False) -> dict[s
     return {"url": agent.url, "ticket": ticket, "is_fetching": is_fetching}
 
 
-def _is_whole(store: Store, key: str) -> bool:
-    holding = store.holding(key)
-    return holding is not None and holding.is_whole
+def _wait_for(store: Store, key: str) -> None:
+    def is_whole() -> bool:
+        holding = store.holding(key)
+        return holding is not None and holding.is_whole
+
+    wait_until(is_whole, "the weights", timeout_s=300, every_s=0.01)
 
 
 def _took_s(work: Any) -> float:
