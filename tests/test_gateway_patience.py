@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -70,6 +72,23 @@ def test_a_closed_watch_calls_nobody() -> None:
         await watch.within(0.01, asyncio.sleep(0))
         watch.close()
         await asyncio.sleep(0.03)
+
+    _run(scene())
+
+
+def test_what_came_while_the_loop_was_held_up_is_no_time_out() -> None:
+    async def scene() -> None:
+        loop, watch = asyncio.get_running_loop(), Watch(60)
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            loop.call_soon(far.send, b"in time")
+            loop.call_soon(time.sleep, 0.1)
+            assert await watch.within(0.05, loop.sock_recv(near, 100)) == b"in time"
+            loop.call_soon(time.sleep, 0.1)
+            with pytest.raises(TimeoutError):
+                await watch.within(0.05, loop.sock_recv(near, 100))
+        watch.close()
 
     _run(scene())
 

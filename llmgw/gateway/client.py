@@ -63,6 +63,11 @@ class Client:
         """From now on this watch ends what is sent and not taken."""
         self._watch = watch
 
+    @property
+    def is_silent(self) -> bool:
+        """Nothing was said, and nothing is about to be."""
+        return not self.has_begun and self._commenting is None
+
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         await self._taken(self._send(self._head(status, headers)))
 
@@ -74,7 +79,8 @@ class Client:
         await self._taken(self._send({"type": "http.response.body", "body": data, "more_body": not is_last}))
 
     async def answer(self, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
-        """A whole one. For a client that comments are sent to, only after `be_quiet`."""
+        """A whole one, to a client that is silent."""
+        await self._settle(goes_on=False)
         length = (b"content-length", b"%d" % len(body))
         head = self._head(status, [_JSON, length, *headers])
         await self._taken(self._send_whole(head, {"type": "http.response.body", "body": body}))
