@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from catalog.reading import quote
 from llmgw.gateway.admission import Refused
@@ -106,8 +106,7 @@ SIZES: Mapping[str, int] = {
 BOUNDED = NUMBERS.keys() | COUNTS.keys() - {"messages"} | SIZES.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class Peek:
+class Peek(NamedTuple):
     """The few things of a body that are looked at: its fields' names, refused ones that stand deeper, numbers
     that have a bound, and where its media would come from."""
 

@@ -23,7 +23,7 @@ LOOK_AGAIN_S = 0.25
 """How often those look again who wait for a replica that the table has and that takes no connection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """One request that may have to wait, more than once but not beyond `until_s`. `cause` finishes "the
     replica ..." where one is there and does not answer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
 from llmgw.gateway import answers, needs, surface
@@ -132,7 +132,7 @@ class Relay:
                 refused = failure.refused
                 if str(failure) != held.cause:  # who waits for one to come back tells of it once
                     log.warning("Replica %s of %s %s", choice.target.replica, call.model.name, failure)
-                    held = replace(held, cause=str(failure))
+                    held.cause = str(failure)
                 if failure.outcome is Outcome.ABSENT:
                     refused = answers.still_away(call.model.name, held.cause, monotonic() - budget.begun_s)
                 else:
