@@ -17,6 +17,7 @@ import pytest
 from llmgw.gateway import journal as module
 from llmgw.gateway.journal import Journal, line_of
 from llmgw.gateway.passage import Passage
+from tests.disks import filled, small_disk
 from tests.test_gateway_accounts import passed
 from tests.waiting import wait_until
 
@@ -160,6 +161,30 @@ def test_a_place_that_cannot_be_written_is_said_once(
     assert caplog.text.count("The access log cannot be written") == 1
     dropped, line = lines_of(folder / "access.log")
     assert (dropped, line["key"]) == ({"dropped": 3}, "late")
+
+
+def test_a_full_disk_costs_lines_and_tears_none_but_its_last(tmp_path: Path) -> None:
+    path = tmp_path / "disk" / "access.log"
+    with small_disk(path.parent, 1024 * 1024):
+        journal = Journal(str(path), lambda: NOON_S)
+        journal.start()
+        journal.note(passed())
+        wait_until(path.exists, "the first line")
+        with filled(path.parent):
+            for number in range(100):
+                journal.note(passed(asked_as="x" * number))
+            wait_until(
+                lambda: path.read_bytes().count(b"\n") + journal.dropped == 101, "all to be written or not"
+            )
+        journal.note(passed(key="late"))
+        journal.stop()
+        [*before, torn, dropped, late] = path.read_bytes().splitlines()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(torn)
+    assert all(json.loads(line)["status"] == 200 for line in before)
+    assert json.loads(dropped) == {"dropped": journal.dropped}
+    assert json.loads(late)["key"] == "late"
+    assert len(before) + journal.dropped == 101
 
 
 def test_stdout_is_a_place_too() -> None:

@@ -45,7 +45,7 @@ class Journal:
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
         self._file = -1
-        self._is_failing = False
+        self._is_failing = self._is_torn = False
         # Each of these is written by one thread: who notes, who writes, who writes.
         self._refused = self._unwritten = self._told = 0
 
@@ -84,12 +84,10 @@ class Journal:
         try:
             self._open()
             if untold := self.dropped - self._told:
-                _write_all(self._file, msgspec.json.encode({"dropped": untold}) + b"\n")
+                self._put([msgspec.json.encode({"dropped": untold}) + b"\n"])
                 self._told += untold
             while lines:
-                count = _fitting(lines)
-                _write_all(self._file, b"".join(lines[:count]))
-                del lines[:count]
+                self._put(lines)
         except OSError as error:
             self._unwritten += len(lines)
             if not self._is_failing:
@@ -97,6 +95,20 @@ class Journal:
             self._is_failing = True
         else:
             self._is_failing = False
+
+    def _put(self, lines: list[bytes]) -> None:
+        """As many of the first as go into one piece; those that are in the file leave the list, whatever
+        happens. A disk that is full takes half a line, and the next one begins on a line of its own."""
+        data = b"".join([b"\n"] * self._is_torn + lines[: _fitting(lines)])
+        whole = -self._is_torn
+        try:
+            while data:
+                taken = os.write(self._file, data)
+                whole += data.count(b"\n", 0, taken)
+                self._is_torn = data[taken - 1 : taken] != b"\n"
+                data = data[taken:]
+        finally:
+            del lines[: max(whole, 0)]
 
     def _open(self) -> None:
         if self._path == STDOUT:
@@ -108,6 +120,7 @@ class Journal:
         if self._file > 1:
             os.close(self._file)
             self._file = -1
+        self._is_torn = False
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -119,11 +132,6 @@ def _fitting(lines: list[bytes]) -> int:
         if size > _WRITE_BYTES and count:
             return count
     return len(lines)
-
-
-def _write_all(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def line_of(passage: Passage, clock_s: float | None, noted_at_s: float) -> bytes:
