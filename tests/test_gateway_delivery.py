@@ -16,8 +16,10 @@ import pytest
 from aiohttp import web
 from pytest_django import DjangoDbBlocker
 
+from catalog.durations import SECOND
 from catalog.models import Fallback, Key, Model
 from llmgw.gateway.admission import ModelEntry
+from nodes.models import Unplaced
 from tests.stage import (
     MESSAGES,
     Play,
@@ -533,6 +535,19 @@ def test_another_model_stands_in_for_one_without_a_replica(standing_in: Stage) -
     wait_until(lambda: str(replica.pk) not in standing_in.play.web.targets(), "the replica to be gone")
     assert standing_in.ask()[0]["x-llmgw-model"] == "other"
     change(replica, state="ready")
+    wait_until(lambda: standing_in.ask()[0]["x-llmgw-model"] == "tiny", "the replica to be back")
+
+
+def test_who_would_wait_for_room_goes_to_a_model_that_is_ready(standing_in: Stage) -> None:
+    model, replica = standing_in.play.model, standing_in.play.replica
+    change(model, timeout_hold_ns=600 * SECOND)
+    Unplaced.objects.create(model=model, missing=1, why="0 of 1 nodes: 1 lacks a card.")
+    change(replica, state="stopped")
+    wait_until(lambda: str(replica.pk) not in standing_in.play.web.targets(), "the replica to be gone")
+    assert standing_in.ask()[0]["x-llmgw-model"] == "other"
+    Unplaced.objects.all().delete()
+    change(replica, state="ready")
+    change(model, timeout_hold_ns=0)
     wait_until(lambda: standing_in.ask()[0]["x-llmgw-model"] == "tiny", "the replica to be back")
 
 

@@ -46,6 +46,11 @@ class Situation:
     needs_edit: bool = False
     loading: Loading | None = None
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing is on its way, since no replica found a place."""
+        return bool(self.unplaced) and not self.on_the_way
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

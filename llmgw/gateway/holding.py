@@ -25,14 +25,16 @@ LOOK_AGAIN_S = 0.25
 
 @dataclass(slots=True)
 class Held:
-    """One request that may have to wait, more than once but not beyond `until_s`. `cause` finishes "the
-    replica ..." where one is there and does not answer."""
+    """One request that may have to wait, more than once but not beyond `until_s`. `has_stand_in` tells
+    whether another model could answer it now. `cause` finishes "the replica ..." where one is there and does
+    not answer."""
 
     call: Call
     client: Client
     watch: Watch
     hold_s: float
     until_s: float
+    has_stand_in: Callable[[], bool]
     cause: str = ""
 
 
@@ -48,7 +50,7 @@ class Holding:
 
     async def wait(self, held: Held, choose: Callable[[], Choice | None]) -> Choice:
         """The first choice there is; the load goes on when the client does not. Raises Refused at the end of
-        the hold, and as soon as waiting is in vain."""
+        the hold, and as soon as waiting is in vain or would be for room while another model stands ready."""
         call = held.call
         availability.check_is_on(call.model)
         if self._demand.waiting_for(call.model.id) >= WAITING_LIMIT:
@@ -87,6 +89,9 @@ class Holding:
             situation = table.situation_of(model)
             if not is_there:
                 availability.check_can_be_ready(model, situation)
+                if situation.is_stuck and held.has_stand_in():
+                    waited_s = held.hold_s - (held.until_s - monotonic())
+                    raise availability.not_ready_in_time(model, situation, waited_s)
             left_s = held.until_s - monotonic()
             if left_s <= 0:
                 if is_there and held.cause:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -92,14 +92,8 @@ class Relay:
             client.close()
 
     async def _fall_back(self, call: Call, client: Client, watch: Watch, budget: Budget) -> bool:
-        """Whether another model answered, within its own limits. Nobody waits for one that is not ready."""
-        table = self._table.current
-
-        def may_serve(model: ModelEntry) -> bool:
-            targets = table.targets_of(model)
-            return bool(targets) and needs.fits(model, targets, call.needs, call.key)
-
-        for model in fallbacks_of(call.model, table.find, may_serve):
+        """Whether another model answered, within its own limits."""
+        for model in self._stand_ins(call):
             if not budget.allows_another(monotonic(), call.passage.held_s):
                 return False
             with contextlib.suppress(Refused):
@@ -112,13 +106,30 @@ class Relay:
                 return True
         return False
 
+    def _stand_ins(self, call: Call) -> Iterator[ModelEntry]:
+        """Nobody waits for one that is not ready."""
+        table = self._table.current
+
+        def may_serve(model: ModelEntry) -> bool:
+            targets = table.targets_of(model)
+            return bool(targets) and needs.fits(model, targets, call.needs, call.key)
+
+        return fallbacks_of(call.model, table.find, may_serve)
+
     async def _serve_by(
         self, call: Call, client: Client, watch: Watch, budget: Budget, *, may_wait: bool
     ) -> None:
         passage, patience = call.passage, self._patience.of(call.model.timeouts)
         _is_answered_by(passage, call.model)
         tries = 0
-        held = Held(call, client, watch, patience.hold_s, budget.begun_s + patience.hold_s)
+        held = Held(
+            call,
+            client,
+            watch,
+            patience.hold_s,
+            budget.begun_s + patience.hold_s,
+            has_stand_in=lambda: any(True for _ in self._stand_ins(call)),
+        )
         tried: dict[str, Target] = {}
         choice = self._choose(call)
         while True:
