@@ -130,8 +130,7 @@ class Delivery:
         needed = _CONTENT.get(self._call.endpoint.kind)
         if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
             raise _unreadable(self._model, "answered with nothing")
-        await self._client.be_quiet()
-        if self._client.has_begun:  # a comment was due meanwhile
+        if not self._client.is_silent:  # a comment was due meanwhile
             raise _unreadable(self._model, "answered in another way than it was asked to")
         self._count(answers.tokens_of({"usage": usage}))
         echo = self._call.echo_for(self._target)
