@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core import signing
-from django.db.models import DateTimeField, ExpressionWrapper, F, Func, Q, QuerySet, Value
+from django.db.models import DateTimeField, ExpressionWrapper, F, Func, Model, Q, QuerySet, Value
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -111,6 +111,14 @@ class Moment(Func):
         return self.as_sql(compiler, connection, template=template, **told)
 
 
+def _field_of(model: type[Model], path: str) -> Any:
+    """Of a path such as `node__name`: the column at its end."""
+    *through, last = path.split("__")
+    for name in through:
+        model = model._meta.get_field(name).related_model
+    return model._meta.get_field(last)
+
+
 class Pages(BasePagination):
     """`results`, and the address of the `next` page.
 
@@ -125,7 +133,7 @@ class Pages(BasePagination):
         choose("order", order, listing.possible_orders)
         column = listing.orders[order.removeprefix("-")]
         limit = self._limit(request)
-        of = queryset.model._meta.get_field(column)
+        of = _field_of(queryset.model, column)
         comparable: Any = Moment if isinstance(of, DateTimeField) else ExpressionWrapper
         sign, beyond = ("-", "lt") if order.startswith("-") else ("", "gt")
         queryset = queryset.annotate(place=comparable(F(column), output_field=of))

@@ -45,7 +45,11 @@ _BUCKET_LOOKS = {
     agenda.LOST: "bad",
     agenda.HALTED: "bad",
 }
-_WEIGHTS_LOOKS = {Weights.State.HELD: "good", Weights.State.FETCHING: "busy", Weights.State.PARTIAL: "warn"}
+_WEIGHTS_LOOKS: dict[str, str] = {
+    Weights.State.HELD: "good",
+    Weights.State.FETCHING: "busy",
+    Weights.State.PARTIAL: "warn",
+}
 _FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 
@@ -76,7 +80,7 @@ def kept_free_badge(node: Node) -> SafeString:
 
 
 def weights_badge(row: Weights) -> SafeString:
-    return badge(row.state, _WEIGHTS_LOOKS.get(Weights.State(row.state), ""))
+    return badge(row.state, _WEIGHTS_LOOKS.get(row.state, ""))
 
 
 def progress_bar(done: int, total: int, bytes_per_s: int | None) -> SafeString:

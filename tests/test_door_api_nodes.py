@@ -65,11 +65,11 @@ def test_what_is_not_there_and_what_cannot_be_done(api: Api) -> None:
     unknown = (404, 'there is no node "gpu-02"; GET /api/nodes lists them')
     assert sentence(api("GET", "nodes/gpu-02")) == unknown
     assert sentence(api("POST", "nodes/gpu-02/cordon")) == unknown
-    possible = "POST is not possible here; these are: GET, HEAD."
+    possible = "POST is not possible here; these are: GET, HEAD, DELETE."
     assert sentence(api("POST", "nodes/gpu-01/burn")) == (405, possible)
     assert sentence(api("POST", "nodes/gpu-01")) == (405, possible)
-    assert api.ask("POST", "nodes/gpu-01")["Allow"] == "GET, HEAD"
-    assert api.ask("GET", "nodes/gpu-01")["Allow"] == "GET, HEAD"
+    assert api.ask("POST", "nodes/gpu-01")["Allow"] == "GET, HEAD, DELETE"
+    assert api.ask("GET", "nodes/gpu-01")["Allow"] == "GET, HEAD, DELETE"
 
 
 def test_a_replica_is_stopped_with_a_reason(api: Api) -> None:

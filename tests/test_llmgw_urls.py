@@ -84,8 +84,8 @@ def test_the_address_of_rest_itself_tells_what_there_is(path: str) -> None:
     client = Client()
     client.force_login(alice())
     told = client.get(path).json()
-    rows = ["events", "keys", "models", "nodes", "replicas"]
-    assert sorted(told) == sorted([*rows, "plan", "reconciler", "schema", "docs"])
+    rows = ["events", "join-tokens", "keys", "models", "nodes", "replicas", "weights"]
+    assert sorted(told) == sorted([*rows, "plan", "reconciler", "schema", "docs", "usage"])
     assert all(client.get(address).status_code == 200 for address in told.values())
 
 
