@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core import signing
-from django.db.models import DateTimeField, ExpressionWrapper, F, Func, Model, Q, QuerySet, Value
+from django.db.models import DateTimeField, ExpressionWrapper, F, Func, Q, QuerySet, Value
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -111,7 +111,7 @@ class Moment(Func):
         return self.as_sql(compiler, connection, template=template, **told)
 
 
-def _field_of(model: type[Model], path: str) -> Any:
+def _field_of(model: Any, path: str) -> Any:
     """Of a path such as `node__name`: the column at its end."""
     *through, last = path.split("__")
     for name in through:

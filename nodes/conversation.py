@@ -185,8 +185,10 @@ def problems(node: Node) -> Iterator[None]:
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as fault:
         number = fault.os_error.errno if isinstance(fault, aiohttp.ClientConnectorError) else None
-        is_known = number is not None and number > 0  # below it are those of looking a name up
-        cause = os.strerror(number) if is_known else str(fault)[:200] or type(fault).__name__
+        if number is not None and number > 0:  # below it are those of looking a name up
+            cause = os.strerror(number)
+        else:
+            cause = str(fault)[:200] or type(fault).__name__
         raise AgentProblem(
             f"The agent of {node.name} at {node.address} cannot be reached ({cause}); "
             "check that it runs there."
