@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -243,16 +244,10 @@ def test_fetches_keep_to_the_rate_that_the_node_allows(tmp_path: Path) -> None:
         agent_at(hub.url, tmp_path, "--fetch-rate", "5MB") as agent,
     ):
         replica = wanted()
+        begun_s = monotonic()
         agent.put(replica)
-        rates = []
-
-        def is_over() -> bool:
-            rank = agent.rank(replica["replica"])
-            rates.append(rank.get("bytes_per_s", 0))
-            return bool(rank["state"] == "starting")
-
-        wait_until(is_over, "the end of the fetch", timeout_s=20)
-        assert 2_000_000 < max(rates) < 6_500_000
+        wait_until(lambda: agent.rank(replica["replica"])["state"] == "starting", "the end of the fetch")
+        assert monotonic() - begun_s > 1.5, "ten megabytes, five a second"
 
 
 async def test_a_late_word_on_its_progress_does_not_undo_a_finished_fetch() -> None:

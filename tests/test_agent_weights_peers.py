@@ -144,6 +144,7 @@ def test_what_a_peer_gives_is_checked_and_the_hub_asked_instead(tmp_path: Path) 
         assert len(hub.gets()) == 2
 
 
+@pytest.mark.skipif("SOAK_STEPS" not in os.environ, reason="a quarter of a gigabyte twice, for make soak")
 @pytest.mark.skipif(llama_server() is None, reason="no llama-server that runs on this processor")
 def test_a_real_model_that_came_from_a_hub_and_then_from_a_peer_answers_a_chat(
     tmp_path: Path, pytestconfig: pytest.Config

@@ -13,7 +13,7 @@ from catalog.models import Event, Model
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, viola
 from tests.pages import ADD, as_shown, change, faults_in, form_of, page, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture

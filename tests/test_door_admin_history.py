@@ -15,7 +15,7 @@ from nodes.actions import stop_replica
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form, nobody_is_asked, viola
 from tests.pages import as_shown, change, form_of, page, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture

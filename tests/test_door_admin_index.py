@@ -19,7 +19,7 @@ from nodes.attention import LINES_LIMIT
 from nodes.models import Cluster, Held, Lease, Node, Orphan, Replica, Roll, Unplaced
 from tests.cast import a_model, a_node, a_replica, alice, edited, viola
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 INDEX = "/admin/"
 

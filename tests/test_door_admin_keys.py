@@ -15,7 +15,7 @@ from catalog.models import Event, Key
 from tests.cast import alice, viola
 from tests.pages import page
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 ADD = "/admin/catalog/key/add/"
 

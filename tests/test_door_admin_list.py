@@ -18,7 +18,7 @@ from nodes.models import Demand, Gateway, Node, Rank, Replica, Unplaced
 from tests.cast import a_model, a_node, a_replica, alice, edited, model_form, nobody_is_asked, viola
 from tests.pages import MODELS, page, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture

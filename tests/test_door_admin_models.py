@@ -17,7 +17,7 @@ from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, viola
 from tests.hub_server import COMMIT, Hub, running_hub
 from tests.pages import ADD, MODELS, change, faults_in, form_of, page, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tests.cast import (
     viola,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 REPLICAS, NODES = "/admin/nodes/replica/", "/admin/nodes/node/"
 

@@ -12,7 +12,7 @@ from nodes.models import Unplaced
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited
 from tests.pages import ADD, MODELS, change, form_of, page
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 Element = tuple[str, dict[str, str]]
 

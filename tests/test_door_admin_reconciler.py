@@ -16,7 +16,7 @@ from nodes.models import Cluster, Held, Lease, Roll
 from tests.cast import a_model, a_node, a_replica, alice, edited, viola
 from tests.pages import MODELS, change, page, text_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 RECONCILER, NODES = "/admin/nodes/cluster/", "/admin/nodes/node/"
 

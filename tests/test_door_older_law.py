@@ -19,7 +19,7 @@ from tests.cast import a_model, a_node, a_replica, alice
 from tests.doors import address_of, manage
 from tests.pages import MODELS, change, form_of, page
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 def planted(**columns: Any) -> Callable[[], object]:

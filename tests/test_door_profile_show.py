@@ -13,7 +13,7 @@ from catalog.actions import add_model
 from catalog.models import Model
 from tests.cast import model_form, nobody_is_asked
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 VLLM = {"name": "big", "engine": "vllm", "gpu_class": "h100-80g", "tp": 2}
 LLAMA = {"name": "small", "engine": "llamacpp", "args": ["--threads", "4"], "weight": 0.5}

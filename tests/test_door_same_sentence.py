@@ -35,7 +35,7 @@ from tests.hub_server import Hub, Reply, running_hub
 
 INFINITY = float("inf")
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 VLLM = {"name": "default", "engine": "vllm", "gpu_class": "h100", "tp": 1}
 

@@ -24,7 +24,7 @@ from tests.rest_client import Api, sentence
 from tests.stage import make_key, make_model
 from tests.test_gateway_accounts import counted, passed
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 USAGE = "/admin/nodes/usage/"
 

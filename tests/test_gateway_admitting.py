@@ -37,7 +37,7 @@ from tests.stage import (
 )
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.lasting_database
+pytestmark = [pytest.mark.lasting_database, pytest.mark.on_postgresql]
 
 
 @pytest.fixture(scope="module")

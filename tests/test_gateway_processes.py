@@ -44,7 +44,7 @@ from tests.stage import (
 )
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.lasting_database, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lasting_database, pytest.mark.on_postgresql, pytest.mark.timeout(180)]
 
 
 @dataclass

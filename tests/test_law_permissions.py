@@ -20,7 +20,7 @@ from nodes.models import Cluster, JoinToken, Replica, Weights
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 ROLES = ("viewer", "operator", "admin")
 

@@ -13,7 +13,7 @@ from django.test import Client
 from catalog.models import Event, Model
 from tests.cast import alice, model_form
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 DOORS = [
     pytest.param("/admin/", id="admin"),
