@@ -234,7 +234,7 @@ REFUSED: dict[str, Refused] = {
     "a name that is another node's": (("--name", "here"), {}, 'There is a node "here" already'),
     "a name that no node can have": (("--name", "join"), {}, 'A node cannot be called "join"'),
     "an address that is none": (("--address", "nowhere"), {}, "is no address of an agent"),
-    "an option that follows from the folder": (("--state", "/tmp/x"), {}, "--state follows from --home"),
+    "an option that follows from the folder": (("--state", "/x"), {}, "--state follows from --home"),
     "a label without a value": (("--label", "zone"), {}, "write NAME=VALUE"),
     "an engine that is not there": (("--engine", "vllm=/nowhere"), {}, "there is no such program to run"),
     "half of a certificate": (("--tls-certificate", "/x"), {}, "--tls-certificate and --tls-key go together"),
