@@ -1,0 +1,66 @@
+"""What every door shows of replicas and nodes: state, age and staleness, read in a fixed number of queries.
+
+Reads and judges, and changes nothing. Ages are subtracted by the database, so that no other clock is asked.
+"""
+
+from nodes.showing.ages import seconds, with_age
+from nodes.showing.counting import (
+    Tally,
+    model_as_dict,
+    models_with_replicas,
+    replicas_to_show,
+    tally,
+)
+from nodes.showing.machines import (
+    GpuUse,
+    ShownGpu,
+    freshness_of,
+    gpus_of,
+    node_as_dict,
+    nodes,
+    running_on,
+)
+from nodes.showing.reconciler import Acting, acting
+from nodes.showing.running import (
+    attempt_as_dict,
+    becoming_stale,
+    deadline_of,
+    differences_as_dicts,
+    end_words,
+    launch_as_dict,
+    of_model,
+    replica_as_dict,
+    replicas,
+    spec_of,
+    staleness_of,
+)
+
+__all__ = [
+    "Acting",
+    "GpuUse",
+    "ShownGpu",
+    "Tally",
+    "acting",
+    "attempt_as_dict",
+    "becoming_stale",
+    "deadline_of",
+    "differences_as_dicts",
+    "end_words",
+    "freshness_of",
+    "gpus_of",
+    "launch_as_dict",
+    "model_as_dict",
+    "models_with_replicas",
+    "node_as_dict",
+    "nodes",
+    "of_model",
+    "replica_as_dict",
+    "replicas",
+    "replicas_to_show",
+    "running_on",
+    "seconds",
+    "spec_of",
+    "staleness_of",
+    "tally",
+    "with_age",
+]

@@ -1,0 +1,185 @@
+"""Replicas as every door shows them: state, age, deadline, and where they differ from the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from signal import Signals
+from typing import Any
+
+from django.db.models import Prefetch, Q, QuerySet
+
+from catalog.differences import Difference
+from catalog.durations import format_duration
+from catalog.hiding import hide_all
+from catalog.models import Model
+from catalog.spec import DEFAULT_STARTUP_TIMEOUT, ModelSpec
+from nodes.models import Node, Replica
+from nodes.orders import deadline_s
+from nodes.progress import left_s
+from nodes.showing.ages import seconds, with_age
+from nodes.stale import Staleness, judge, launch_from
+
+
+def replicas() -> QuerySet[Replica]:
+    """All replicas, with whatever a door shows of them. Eight queries, however many there are."""
+    return with_age(Replica.objects.all(), "state_since").prefetch_related(
+        "model__names",
+        "model__profiles",
+        "model__fallbacks",
+        Prefetch("ranks__node", with_age(Node.objects.all(), "seen_at")),
+        "ranks__claims",
+    )
+
+
+def of_model(name: str) -> Q:
+    """The replicas of a model that is called so, or was when they were started: it may be gone by now."""
+    return Q(model__name=name) | Q(launch__model=name)
+
+
+def staleness_of(replica: Replica) -> Staleness:
+    return _staleness(replica, spec_of(replica.model) if replica.model else None)
+
+
+def becoming_stale(model: Model, wanted: ModelSpec) -> int:
+    """How many replicas of a row of `models_with_replicas()` would need a restart, and need none now, if the
+    model were as it is wanted."""
+    alive: list[Replica] = model.alive  # type: ignore[attr-defined]  # prefetched
+    return sum(
+        _staleness(replica, wanted).restart_needed and not staleness_of(replica).restart_needed
+        for replica in alive
+    )
+
+
+def _staleness(replica: Replica, spec: ModelSpec | None) -> Staleness:
+    """By name: a profile that was removed and is back is the profile that the replica was started from."""
+    model = replica.model
+    return judge(
+        replica.fingerprint,
+        launch_from(replica.launch),
+        spec.profile(replica.profile_name) if spec else None,
+        spec,
+        source_revision=model.source_revision if model else "",
+    )
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """The model's spec, loaded once for all replicas of one page that share the row."""
+    if "shown_spec" not in model.__dict__:
+        model.__dict__["shown_spec"] = model.spec
+    spec: ModelSpec = model.__dict__["shown_spec"]
+    return spec
+
+
+def differences_as_dicts(found: tuple[Difference, ...], *, sees_env: bool = False) -> list[dict[str, Any]]:
+    """As one may read them: durations as texts, and hidden what is to be."""
+    return [
+        {
+            "field": each.field,
+            "was": _readable(each.field, each.was, sees_env),
+            "now": _readable(each.field, each.now, sees_env),
+        }
+        for each in found
+    ]
+
+
+def launch_as_dict(launch: Mapping[str, Any], *, sees_env: bool = False) -> dict[str, Any]:
+    """As one may read it: durations as texts, and hidden what is to be."""
+    profile = launch.get("profile")
+    if not isinstance(profile, Mapping):
+        return {key: _readable(key, value, sees_env) for key, value in launch.items()}
+    shown = {key: _readable(key, value, sees_env) for key, value in profile.items()}
+    return {
+        key: shown if key == "profile" else _readable(key, value, sees_env) for key, value in launch.items()
+    }
+
+
+def _readable(field: str, value: Any, sees_env: bool) -> Any:
+    if field == "startup_timeout" and isinstance(value, int):
+        return format_duration(value)
+    return hide_all({field: value}, sees_env=sees_env)[field]
+
+
+def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, Any]:
+    """A row of `replicas()` as REST and `--json` tell it."""
+    staleness = staleness_of(replica)
+    ranks = list(replica.ranks.all())
+    head = ranks[0] if ranks else None
+    return {
+        "id": str(replica.pk),
+        "model": replica.model_name,
+        "profile": replica.profile_name,
+        "state": replica.state,
+        "reason": replica.reason,
+        "since": replica.state_since.isoformat(),
+        "age_s": seconds(replica.age),  # type: ignore[attr-defined]  # annotated
+        "deadline_s": deadline_of(replica),
+        "cause": replica.cause,
+        "failure_kind": replica.failure_kind,
+        "wanted": replica.wanted,
+        "wanted_why": replica.wanted_why,
+        "stale_profile": staleness.stale_profile,
+        "stale_fields": [each.field for each in staleness.stale_fields],
+        "restart_needed": staleness.restart_needed,
+        "differences": differences_as_dicts(staleness.stale_fields, sees_env=sees_env),
+        "stale_launch": staleness.stale_launch,
+        "launch_differences": differences_as_dicts(staleness.launch_fields, sees_env=sees_env),
+        "stale_why": staleness.sentence,
+        "fingerprint": replica.fingerprint,
+        "adopted": replica.is_adopted,
+        "generation": replica.generation,
+        "created_at": replica.created_at.isoformat(),
+        "node": head.node.name if head else None,
+        "port": head.port if head else None,
+        "pid": head.pid if head else None,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "node": rank.node.name,
+                "state": rank.state,
+                "reason": rank.reason,
+                "port": rank.port,
+                "pid": rank.pid,
+                "gpus": [claim.gpu for claim in rank.claims.all()],
+                "exit_code": rank.exit_code,
+                "running": rank.running,
+                "waiting": rank.waiting,
+                "done_bytes": rank.done_bytes,
+                "total_bytes": rank.total_bytes,
+                "bytes_per_s": rank.bytes_per_s,
+                "left_s": left_s(rank.done_bytes, rank.total_bytes, rank.bytes_per_s),
+                "context_length": rank.context_length,
+                "attempts": [attempt_as_dict(each) for each in rank.attempts],
+            }
+            for rank in ranks
+        ],
+        "launch": launch_as_dict(replica.launch, sees_env=sees_env),
+    }
+
+
+def deadline_of(replica: Replica) -> float | None:
+    """Seconds that a row of `replicas()` may still be in its state; None where it has no such time."""
+    timeout_ns = launch_from(replica.launch).profile.get("startup_timeout")
+    age_s = seconds(replica.age) or 0.0  # type: ignore[attr-defined]  # annotated
+    limit_ns = timeout_ns if isinstance(timeout_ns, int) and timeout_ns > 0 else DEFAULT_STARTUP_TIMEOUT
+    return deadline_s(replica.state, replica.wanted, age_s, limit_ns)
+
+
+def attempt_as_dict(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    """A process that has ended, as its rank's row keeps it. null: nobody saw it."""
+    return {
+        "number": attempt.get("number"),
+        "generation": attempt.get("generation", 1),
+        "duration_s": attempt.get("duration_s"),
+        "exit_code": attempt.get("exit_code"),
+        "signal": attempt.get("signal"),
+        "cause": attempt.get("cause", ""),
+        "reason": attempt.get("reason", ""),
+    }
+
+
+def end_words(attempt: Mapping[str, Any]) -> str:
+    """By what a process ended, of `attempt_as_dict`."""
+    if attempt["signal"] is not None:
+        names = {each.value: each.name for each in Signals}
+        return names.get(attempt["signal"], f"signal {attempt['signal']}")
+    return "not seen" if attempt["exit_code"] is None else f"exit code {attempt['exit_code']}"
