@@ -267,6 +267,7 @@ class StateReport:
     memory_free_mib: int | None = None
     cpu_model: str = ""
     cpu_cores: int | None = None
+    disk_total_bytes: int | None = None
     disk_free_bytes: int | None = None
     room_bytes: int | None = None
     weights: Sequence[str] = ()

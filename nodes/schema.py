@@ -182,6 +182,7 @@ class NodeSerializer(shapes.Serializer):
     memory_free_mib = _unknown()
     cpu_model = _text("Empty: not told.")
     cpu_cores = _unknown("That engines may use; null: unknown.")
+    disk_total_bytes = _unknown()
     disk_free_bytes = _unknown()
     room_bytes = _unknown("What its store could take, with what it would make room by; null: unknown.")
     agent_version = _text()

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from catalog.durations import HOUR, SECOND, parse_duration
 from nodes.agent.clock import now_s
+from nodes.agent.figures import families
 from nodes.agent.host import Host
 from nodes.agent.judging import Refusal
 from nodes.agent.logs import Follower
@@ -30,6 +31,7 @@ from nodes.agent.report import node_report
 from nodes.agent.state import is_uuid
 from nodes.agent.weights.sources import FetchError
 from nodes.agent.weights.store import StoreError
+from nodes.exposition import CONTENT_TYPE, written
 from nodes.protocol import (
     CLOCK_HEADER,
     CLUSTER_HEADER,
@@ -81,6 +83,7 @@ class Agent:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
         app.add_routes(
             [
+                web.get("/metrics", self.metrics),
                 web.get("/v1/state", self.state),
                 web.put("/v1/replicas/{id}", self.assign),
                 web.delete("/v1/replicas/{id}", self.release),
@@ -140,6 +143,11 @@ class Agent:
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers={"ETag": etag})
         return _json(report, headers={"ETag": etag})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus; the control plane asks for it with this node's token."""
+        told = written(families(await self._report(), self.ranks.alive()))
+        return web.Response(body=told.encode("utf-8"), headers={**_CAREFUL, "Content-Type": CONTENT_TYPE})
 
     async def assign(self, request: web.Request) -> web.Response:
         replica = _replica(request)

@@ -186,11 +186,12 @@ def oom_kills(counter: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def disk_free_bytes(path: Path) -> int | None:
-    """Of the disk that the path is on, or will be."""
+def disk_bytes(path: Path) -> tuple[int | None, int | None]:
+    """How large the disk is that the path is on, or will be, and how much of it is free."""
     while not path.exists() and path != path.parent:
         path = path.parent
     try:
-        return shutil.disk_usage(path).free
+        usage = shutil.disk_usage(path)
     except OSError:
-        return None
+        return None, None
+    return usage.total, usage.free

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -29,11 +29,12 @@ WRONG_KEY = "llmgw-probe-with-a-wrong-key"
 @dataclass(frozen=True, slots=True)
 class Load:
     """How many requests the engine runs and has waiting; None where it did not say. progress: numbers of
-    which one at least changes while it works."""
+    which one at least changes while it works. told: the whole answer, for those who want other numbers."""
 
     running: int | None = None
     waiting: int | None = None
     progress: tuple[int | None, ...] = ()
+    told: str = field(default="", compare=False, repr=False)
 
     @property
     def is_idle(self) -> bool:
@@ -117,6 +118,7 @@ class Probe:
             total_of(text, self._adapter.running),
             total_of(text, self._adapter.waiting),
             tuple(total_of(text, name) for name in self._adapter.progress),
+            told=text,
         )
 
     async def context_length(self) -> int | None:

@@ -73,9 +73,14 @@ class Rank:
     def launch(self) -> Launch:
         return self.record.assignment.launch
 
+    @property
+    def load(self) -> Load:
+        """What its engine said last."""
+        is_serving = self.record.state in (READY, DRAINING)
+        return self._watch.load if self._watch and is_serving else Load()
+
     def report(self) -> RankReport:
-        record = self.record
-        load = self._watch.load if self._watch and record.state in (READY, DRAINING) else Load()
+        record, load = self.record, self.load
         note = self._note or (self._watch.note if self._watch else "")
         is_fetching = record.state == FETCHING
         is_short_of_disk = record.state == FAILED and record.kind == DISK

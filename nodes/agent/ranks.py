@@ -56,20 +56,21 @@ class Ranks:
         known = [rank.report() for _, rank in sorted(self._ranks.items())]
         return known + [_stray_report(seen) for _, seen in sorted(self._strays.items())]
 
+    def alive(self) -> list[Rank]:
+        """Those that are not over."""
+        return [rank for _, rank in sorted(self._ranks.items()) if not rank.record.is_over]
+
     def groups(self) -> set[int]:
         """The process groups of engines, by which a driver's processes are told from others'."""
-        running = [rank.record for rank in self._ranks.values() if not rank.record.is_over]
-        return {record.pid for record in running if record.pid is not None}
+        return {rank.record.pid for rank in self.alive() if rank.record.pid is not None}
 
     def reads(self, holding: Holding) -> bool:
         """Whether something here reads these weights. What a stray reads, nobody knows."""
-        for rank in list(self._ranks.values()):
-            if not rank.record.is_over:
-                launch = rank.record.assignment.launch
-                with contextlib.suppress(FetchError):
-                    order = order_of(launch)
-                    if order is not None and holding.is_of(order.repo, order.revision):
-                        return True
+        for rank in self.alive():
+            with contextlib.suppress(FetchError):
+                order = order_of(rank.launch)
+                if order is not None and holding.is_of(order.repo, order.revision):
+                    return True
         return bool(self._strays)
 
     def follower(self, replica: str, attempt: int | None) -> tuple[int, Follower] | None:

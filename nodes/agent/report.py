@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from nodes.agent.clock import boot_id
 from nodes.agent.configuration import Configuration
 from nodes.agent.gpus import Devices
-from nodes.agent.inventory import FoundEngine, cpu, disk_free_bytes, host_memory_mib
+from nodes.agent.inventory import FoundEngine, cpu, disk_bytes, host_memory_mib
 from nodes.protocol import StateReport
 
 VERSION = "0.1.0"
@@ -27,6 +27,7 @@ def node_report(
     """groups: process groups that are known to be ours. A driver or a network's disk may take its time."""
     total_mib, free_mib = host_memory_mib()
     cpu_model, cpu_cores = _cpu()
+    disk_total, disk_free = disk_bytes(configuration.store)
     return StateReport(
         cluster=configuration.identity.cluster,
         node=configuration.identity.node,
@@ -41,5 +42,6 @@ def node_report(
         memory_free_mib=free_mib,
         cpu_model=cpu_model,
         cpu_cores=cpu_cores,
-        disk_free_bytes=disk_free_bytes(configuration.store),
+        disk_total_bytes=disk_total,
+        disk_free_bytes=disk_free,
     )

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from nodes.agent.clock import boot_id, now_s
 from nodes.agent.files import DRAFT, read_file, write_file
-from nodes.agent.inventory import disk_free_bytes
+from nodes.agent.inventory import disk_bytes
 from nodes.protocol import (
     FAILED,
     FETCHING,
@@ -273,7 +273,7 @@ class StateFolder:
 
     def full_disk(self) -> str:
         """The sentence where nothing more fits; empty where something does."""
-        free = disk_free_bytes(self.path)
+        _, free = disk_bytes(self.path)
         if free is None or free > ROOM_BYTES:
             return ""
         return f"The disk of {self.path} is full, and the engine's log is on it; make room there."

@@ -70,6 +70,7 @@ class Adapter:
     needs_checkout: whether its program imports modules of this checkout.
     running, waiting: the metrics that count its requests, summed over their labels.
     progress: metrics of which one at least changes while it works at a request, its prompt included.
+    figures: what it tells besides, by our names (`figures.FIGURES`): its metrics, which are added up.
     context_path, context_keys: where its answer tells how long one request's context may be.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     harmless_args: options that begin like a refused one and are options of their own.
@@ -89,6 +90,7 @@ class Adapter:
     running: str = ""
     waiting: str = ""
     progress: tuple[str, ...] = ()
+    figures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     context_path: str = "/v1/models"
     context_keys: tuple[str | int, ...] = ("data", 0, "max_model_len")
     refused_args: Mapping[str, str] = field(default_factory=dict)

@@ -68,6 +68,12 @@ ADAPTER = Adapter(
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
     progress=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total"),
+    figures={
+        # The first counts what it had to compute, and not what it had already.
+        "prompt_tokens_total": ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
+        "cached_tokens_total": ("llamacpp:prompt_tokens_cached_total",),
+        "generation_tokens_total": ("llamacpp:tokens_predicted_total",),
+    },
     context_path="/props",
     context_keys=("default_generation_settings", "n_ctx"),  # of a slot, and not of them all
     refused_args={

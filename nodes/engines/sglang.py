@@ -66,6 +66,15 @@ ADAPTER = Adapter(
         "sglang:gen_throughput",
         "sglang:inter_token_latency_seconds_count",
     ),
+    figures={
+        "kv_cache_usage_ratio": ("sglang:token_usage",),
+        "prompt_tokens_total": ("sglang:prompt_tokens_total",),
+        "cached_tokens_total": ("sglang:cached_tokens_total",),
+        "generation_tokens_total": ("sglang:generation_tokens_total",),
+        "time_to_first_token_seconds": ("sglang:time_to_first_token_seconds",),
+        "inter_token_latency_seconds": ("sglang:inter_token_latency_seconds",),
+        "queue_seconds": ("sglang:queue_time_seconds",),
+    },
     refused_args={
         "--config": _OPENS,
         "--base-gpu-id": _CARDS,

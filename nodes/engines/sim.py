@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodes.engines.adapter import Adapter, Command, Seat, number_of, profile_args
+from nodes.engines.vllm import FIGURES as FIGURES_OF_VLLM
 from nodes.protocol import Launch
 
 
@@ -35,4 +36,5 @@ ADAPTER = Adapter(
         "vllm:generation_tokens_total",
         "vllm:iteration_tokens_total_count",
     ),
+    figures=FIGURES_OF_VLLM,
 )

@@ -62,6 +62,17 @@ _SENDS = "sends to an address"
 _LOGS = "writes what people ask to the log"
 _LETS_IN = "lets clients hand the engine more than text"
 
+FIGURES = {
+    "kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc",),  # a ratio, whatever it is called
+    "prompt_tokens_total": ("vllm:prompt_tokens_total",),
+    "cached_tokens_total": ("vllm:prompt_tokens_cached_total",),
+    "generation_tokens_total": ("vllm:generation_tokens_total",),
+    "preemptions_total": ("vllm:num_preemptions_total",),
+    "time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "inter_token_latency_seconds": ("vllm:inter_token_latency_seconds",),
+    "queue_seconds": ("vllm:request_queue_time_seconds",),
+}
+
 ADAPTER = Adapter(
     name="vllm",
     title="vllm",
@@ -76,6 +87,7 @@ ADAPTER = Adapter(
         "vllm:generation_tokens_total",
         "vllm:iteration_tokens_total_count",
     ),
+    figures=FIGURES,
     refused_args={
         "--config": _OPENS,
         "--allowed-local-media-path": "lets clients read files of the node",

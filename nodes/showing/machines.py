@@ -117,6 +117,7 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "memory_free_mib": report.memory_free_mib if report else None,
         "cpu_model": report.cpu_model if report else "",
         "cpu_cores": report.cpu_cores if report else None,
+        "disk_total_bytes": report.disk_total_bytes if report else None,
         "disk_free_bytes": report.disk_free_bytes if report else None,
         "room_bytes": report.room_bytes if report else None,
         "agent_version": report.agent_version if report else "",
