@@ -293,6 +293,9 @@ CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "llmgw.celery:SteadyScheduler"  # in memory: a tick needs no record
 LLMGW_RECHECK_EVERY_S = min(60.0, LLMGW_RECHECK_S)  # each time a few models, the oldest checks first
 LLMGW_FORGET_EVERY_S = 60.0  # what is too old is removed, some thousands of rows each time
+LLMGW_SWEEP_EVERY_S = 10.0  # jobs whose worker died are found, and those that wait are offered again
+CELERY_TASK_QUEUES: dict[str, dict[str, object]] = {"celery": {}, "jobs": {}}  # every worker asks both
+CELERY_TASK_ROUTES = {"nodes.tasks.run_job": {"queue": "jobs"}}
 CELERY_BEAT_SCHEDULE = {
     "tick": {"task": "nodes.tasks.tick", "schedule": LLMGW_TICK_S, "options": {"expires": LLMGW_TICK_S}},
     "recheck": {
@@ -304,6 +307,11 @@ CELERY_BEAT_SCHEDULE = {
         "task": "nodes.tasks.forget_usage",
         "schedule": LLMGW_FORGET_EVERY_S,
         "options": {"expires": LLMGW_FORGET_EVERY_S},
+    },
+    "sweep jobs": {
+        "task": "nodes.tasks.sweep_jobs",
+        "schedule": LLMGW_SWEEP_EVERY_S,
+        "options": {"expires": LLMGW_SWEEP_EVERY_S},
     },
 }
 

@@ -25,18 +25,19 @@ from catalog.models import Key
 from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, is_said, settle
 from catalog.rest import MayDo
-from nodes import actions, joining, stocking
+from nodes import actions, jobs, joining, stocking
 from nodes.bundle import join_line
 from nodes.conversation import AgentProblem
 from nodes.holdings import needing, weights, weights_as_dict
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
-from nodes.models import JoinToken, Node, Orphan, Rank, Replica, Weights
+from nodes.models import Job, JoinToken, Node, Orphan, Rank, Replica, Weights
 from nodes.outlook import preview_plan
 from nodes.reckoning import answer, ask
 from nodes.schema import (
     describe_allow,
     describe_cordon,
     describe_drain,
+    describe_jobs,
     describe_join_tokens,
     describe_log,
     describe_nodes,
@@ -341,6 +342,49 @@ class WeightsViewSet(Resource):
         return weights_as_dict(row, self.needing.get(row.pk) or needing([row])[row.pk])
 
 
+@describe_jobs
+class JobViewSet(Resource):
+    """Jobs, newest first."""
+
+    queryset = jobs.jobs()
+    lookup_value_regex = "[0-9a-fA-F-]{36}"
+    needs: ClassVar[Mapping[str, str]] = {
+        "list": "nodes.view_job",
+        "retrieve": "nodes.view_job",
+        "destroy": "nodes.change_job",
+    }
+    listing = Listing(
+        orders={"asked": "asked_at", "state": "state", "model": "model_name"},
+        newest_first=True,
+        filters={
+            "kind": Filter("Of this kind.", lambda kind: Q(kind=kind), tuple(Job.Kind.values)),
+            "model": Filter("About this model.", lambda name: Q(model_name=name)),
+            "state": Filter("In this state.", lambda state: Q(state=state), tuple(Job.State.values)),
+        },
+        search=lambda text: (
+            Q(model_name__icontains=text) | Q(by__icontains=text) | Q(problem__icontains=text)
+        ),
+    )
+
+    def get_object(self) -> Job:
+        text = self.kwargs["pk"]
+        try:
+            found: Job | None = self.get_queryset().filter(pk=text).first()
+        except ValidationError:  # of a UUID
+            found = None
+        if found is None:
+            raise exceptions.NotFound(f"there is no job {quote(text)}; GET /api/jobs lists them")
+        return found
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        by, why = request.user.get_username(), request.query_params.get("why", "")
+        jobs.stop(self.get_object().pk, by=by, why=why, door="api")
+        return Response(self.shown(self.get_object()), status=status.HTTP_202_ACCEPTED)
+
+    def shown(self, job: Job) -> dict[str, Any]:
+        return jobs.job_as_dict(job)
+
+
 class ReconcilerViewSet(ViewSet):
     """What the reconciler will do, and whether it may."""
 
@@ -464,6 +508,7 @@ router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
 router.register("join-tokens", JoinTokenViewSet)
 router.register("weights", WeightsViewSet)
+router.register("jobs", JobViewSet)
 urls = [
     *router.urls,
     re_path(

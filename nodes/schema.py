@@ -13,7 +13,7 @@ from catalog.schema.beside import GONE, LOCATION
 from catalog.schema.refusals import REFUSALS, ErrorsSerializer
 from nodes.agenda import BUCKETS
 from nodes.logs import TAIL_LINES_LIMIT
-from nodes.models import Replica, Weights
+from nodes.models import Job, Replica, Weights
 from nodes.placement import Freshness
 from nodes.reckoning import BY, SINCE
 from nodes.shapes import DifferenceSerializer, ItemSerializer
@@ -260,6 +260,45 @@ describe_join_tokens = extend_schema_view(
         responses={201: MadeJoinTokenSerializer},
     ),
     destroy=extend_schema(summary="Revoke a join token", parameters=[WHY], responses={204: GONE}),
+)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+class JobSerializer(shapes.Serializer):
+    """Work of minutes that somebody asked for, and a worker or a shell does."""
+
+    id = shapes.UUIDField()
+    kind = shapes.ChoiceField(Job.Kind.values)
+    model = shapes.CharField()
+    replica = shapes.UUIDField(allow_null=True, help_text="null: whichever is ready.")
+    options = shapes.DictField()
+    by = _text()
+    why = _text()
+    state = shapes.ChoiceField(Job.State.values)
+    asked_at = shapes.DateTimeField()
+    claimed_at = shapes.DateTimeField(allow_null=True, help_text="When it began; null: it waits yet.")
+    heartbeat_at = shapes.DateTimeField(allow_null=True, help_text="When it last told of itself.")
+    ended_at = shapes.DateTimeField(allow_null=True)
+    stop_asked_at = shapes.DateTimeField(allow_null=True)
+    progress = shapes.DictField(help_text="part (0 to 1), say, and numbers of the moment.")
+    result = shapes.DictField(help_text="Of what it found; its form is the kind's.")
+    problem = _text("Why it failed, or by whom it was stopped.")
+    fingerprint = _text("Of the profile that it was done to; empty: not known yet.")
+    engine = _text()
+    engine_version = _text()
+    gpu = _text()
+
+
+describe_jobs = extend_schema_view(
+    list=extend_schema(summary="Jobs", responses=JobSerializer(many=True)),
+    retrieve=extend_schema(summary="One job, and how far it is", responses=JobSerializer),
+    destroy=extend_schema(
+        summary="Stop a job: at once where it waits, soon where it runs",
+        parameters=[WHY],
+        responses={202: JobSerializer},
+    ),
 )
 
 

@@ -1,5 +1,5 @@
-"""The reconciler's doorway, and that of what is forgotten: each task carries nothing, expires after one
-interval, and may be lost or doubled."""
+"""The doorways of the reconciler, of what is forgotten, and of jobs: each task carries an id or nothing,
+expires after one interval, and may be lost or doubled."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import os
 import socket
 import threading
 import time
+import uuid
+from collections.abc import Mapping
 
 from celery import shared_task
+from celery.signals import worker_shutting_down
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from nodes import usage
+from nodes import jobs, usage
+from nodes.models import Job
 from nodes.reconcile import run_pass
 
 PASSES_A_TICK = 3  # a pass that changed something is often followed by one that can go on from there
@@ -44,6 +48,52 @@ def forget_usage() -> None:
     for _ in range(BITES_A_TASK):
         if not usage.forget():
             return
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+RUNNERS: Mapping[str, jobs.Runner] = {}
+"""By kind of job: what carries it out."""
+
+_leaving = threading.Event()
+
+
+@worker_shutting_down.connect
+def _leave(**_: object) -> None:
+    _leaving.set()
+
+
+# Acknowledged at once: it lasts for longer than a broker waits, and whoever claims it has it alone.
+@shared_task(ignore_result=True, acks_late=False, expires=settings.LLMGW_SWEEP_EVERY_S)
+def run_job(job_id: str) -> None:
+    """Carry it out, unless somebody does already, or enough others are."""
+    kind = Job.objects.filter(pk=job_id).values_list("kind", flat=True).first()
+    if kind is not None and not _leaving.is_set():
+        jobs.run(uuid.UUID(job_id), RUNNERS[kind], at_once=jobs.AT_ONCE, is_leaving=_leaving.is_set)
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_SWEEP_EVERY_S)
+def sweep_jobs() -> None:
+    """See to jobs that nobody carries out."""
+    for job_id in jobs.sweep():
+        run_job.apply_async([str(job_id)], retry=False)
+
+
+def offer(job: Job) -> None:
+    """Have a worker carry it out. Never raises: while the broker is away it waits, and is offered again."""
+    sender = threading.Thread(target=_send_job, args=[str(job.pk)], name="offer", daemon=True)
+    sender.start()
+    sender.join(WAKE_WAIT_S)
+
+
+def _send_job(job_id: str) -> None:
+    try:
+        run_job.apply_async([job_id], retry=False)
+    except (OperationalError, OSError) as problem:
+        logger.warning("Could not offer a job to the workers; it is offered again: %s", problem)
+
+
+# --- the reconciler is woken ----------------------------------------------------------------------
 
 
 def wake() -> None:

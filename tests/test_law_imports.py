@@ -28,7 +28,11 @@ BREACHES = {
         "import llmgw.gateway.table",
     ),
     "the catalog's tables that call a verb": ("catalog", "catalog/models.py", "import catalog.actions"),
-    "the reconciler's tables that call a verb": ("nodes", "nodes/models/replicas.py", "import nodes.reconcile"),
+    "the reconciler's tables that call a verb": (
+        "nodes",
+        "nodes/models/replicas.py",
+        "import nodes.reconcile",
+    ),
     "an agent's client that calls the catalog's verbs": (
         "memory",
         "nodes/agents.py",

@@ -15,8 +15,9 @@ from django.test import Client
 from catalog.actions import mint_key
 from catalog.models import Event, Key, Model
 from llmgw.docs import schema
+from nodes import jobs
 from nodes.joining import mint_join_token
-from nodes.models import Cluster, JoinToken, Replica, Weights
+from nodes.models import Cluster, Job, JoinToken, Replica, Weights
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
@@ -39,8 +40,9 @@ def things() -> dict[str, Any]:
     weights = Weights.objects.create(node=replica.ranks.get().node, key="0" * 32, repo="org/m", revision="c")
     people = {role: member(role) for role in ROLES} | {"superuser": alice()}
     token, _ = mint_join_token(by="alice", door="command")
+    job = jobs.ask(Job.Kind.BENCH, model, by="alice", door="command")
     event = Event.objects.first().pk
-    rows = {"replica": replica, "model": model, "token": token, "weights": weights}
+    rows = {"replica": replica, "model": model, "token": token, "weights": weights, "job": job}
     return {name: row.pk for name, row in rows.items()} | {"event": event} | people
 
 
@@ -77,6 +79,9 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/api/weights/{id}", None, "viewer", 200),
     ("POST", "/api/weights", {"model": "tiny", "node": "gpu-01"}, "operator", 400),
     ("DELETE", "/api/weights/{id}", None, "operator", 503),
+    ("GET", "/api/jobs", None, "viewer", 200),
+    ("GET", "/api/jobs/{id}", None, "viewer", 200),
+    ("DELETE", "/api/jobs/{id}", None, "operator", 202),
     ("GET", "/api/replicas", None, "viewer", 200),
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
     ("GET", "/api/replicas/{id}/log", None, "viewer", 503),
@@ -139,6 +144,7 @@ def _filled(path: str, things: dict[str, Any], key: str) -> str:
         "events": things["event"],
         "join-tokens": things["token"],
         "weights": things["weights"],
+        "jobs": things["job"],
     }
     return path.replace("{name}", name).replace("{profile}", "default").replace("{id}", str(key_of.get(of)))
 
@@ -182,6 +188,8 @@ PAGES: list[tuple[str, str, str]] = [
     ("catalog/event/{event}/change/", "viewer", ""),
     ("nodes/cluster/", "viewer", ""),
     ("nodes/node/", "viewer", ""),
+    ("nodes/job/", "viewer", ""),
+    ("nodes/job/{job}/change/", "viewer", ""),
     ("nodes/weights/", "viewer", ""),
     ("nodes/weights/{weights}/change/", "viewer", ""),
     ("nodes/jointoken/", "viewer", ""),
@@ -240,6 +248,7 @@ def test_the_admin_is_open_to_those_who_may(
         ("nodes/node/", "cordon", "operator"),
         ("nodes/node/", "drain", "operator"),
         ("nodes/node/", "uncordon", "operator"),
+        ("nodes/job/", "stop", "operator"),
         ("nodes/jointoken/", "revoke", "admin"),
         ("nodes/replica/", "stop", "operator"),
     ],
@@ -251,6 +260,7 @@ def test_actions_are_for_those_who_may(things: dict[str, Any], page: str, action
         "catalog/key/": Key,
         "nodes/replica/": Replica,
         "nodes/cluster/": Cluster,
+        "nodes/job/": Job,
         "nodes/jointoken/": JoinToken,
     }
     Cluster.this()

@@ -18,6 +18,7 @@ reconciler = import_module("llmgw.migrations.0002_reconciler")
 usage = import_module("llmgw.migrations.0003_usage")
 joining = import_module("llmgw.migrations.0004_joining")
 weights = import_module("llmgw.migrations.0005_weights")
+jobs = import_module("llmgw.migrations.0006_jobs")
 
 
 def run(step: Any, name: str = "0001_roles") -> None:
@@ -32,12 +33,13 @@ def may(role: str) -> set[str]:
 
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
-        "view_cluster", "view_event", "view_jointoken", "view_key", "view_model", "view_node", "view_orphan",
-        "view_replica", "view_usage", "view_weights",
+        "view_cluster", "view_event", "view_job", "view_jointoken", "view_key", "view_model", "view_node",
+        "view_orphan", "view_replica", "view_usage", "view_weights",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
-        "add_key", "add_model", "add_weights", "all_usage", "change_cluster", "change_key", "change_model",
-        "change_node", "change_replica", "delete_model", "delete_weights", "see_env",
+        "add_job", "add_key", "add_model", "add_weights", "all_usage", "change_cluster", "change_job",
+        "change_key", "change_model", "change_node", "change_replica", "delete_model", "delete_weights",
+        "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
         "add_group", "add_node", "add_user", "any_key", "change_group", "change_user", "delete_group",
@@ -65,6 +67,7 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(jobs.take_back, "0006_jobs")
     run(weights.take_back, "0005_weights")
     run(joining.take_back, "0004_joining")
     run(usage.take_back, "0003_usage")
@@ -90,8 +93,9 @@ def test_going_back_takes_groups_that_nobody_uses() -> None:
             "0005_weights",
             {"viewer": {"view_weights"}, "operator": {"view_weights", "add_weights", "delete_weights"}},
         ),
+        (jobs, "0006_jobs", {"viewer": {"view_job"}, "operator": {"view_job", "add_job", "change_job"}}),
     ],
-    ids=["for the reconciler", "for usage", "for machines that join", "for weights"],
+    ids=["for the reconciler", "for usage", "for machines that join", "for weights", "for jobs"],
 )
 def test_what_was_given_later_is_given_once_and_taken_back(
     step: Any, name: str, given: dict[str, set[str]]

@@ -1,4 +1,5 @@
-"""How commands find the node or replica that an operator names, and tell what a change would bring about."""
+"""How commands find the node, replica or job that an operator names, and tell what a change would bring
+about."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from catalog.management.shell import print_table
 from catalog.reading import quote
 from nodes.consequences import Consequences
-from nodes.models import Node, Orphan, Replica
+from nodes.models import Job, Node, Orphan, Replica
 from nodes.telling import NO_CONSEQUENCES, consequences_tables
 
 SHORTEST_ID = 4  # digits that tell replicas apart well enough to be typed
@@ -41,6 +42,19 @@ def find_replica(text: str) -> Replica:
         told = ", ".join(str(replica.pk) for replica in chosen)
         raise CommandError(f"{quote(text)} begins the ids of several replicas ({told}); give more of it.")
     return chosen[0]
+
+
+def find_job(text: str) -> Job:
+    """By its id or the beginning of it, as tables show it."""
+    found = list(Job.objects.filter(id__startswith=text.lower())[:2]) if _BEGINNING.fullmatch(text) else []
+    if not found:
+        raise CommandError(
+            f"There is no job {quote(text)}; manage.py jobs tells which there are, by the first digits of "
+            "their ids."
+        )
+    if len(found) > 1:
+        raise CommandError(f"{quote(text)} begins the ids of several jobs; give more of it.")
+    return found[0]
 
 
 def find_replica_or_orphan(text: str) -> Replica | Orphan:

@@ -6,6 +6,7 @@ agents report, or a gateway. See `nodes/plan.py` for what follows from it.
 
 from nodes.models.cluster import Cluster, Lease
 from nodes.models.gateways import Demand, Gateway, Usage
+from nodes.models.jobs import Job
 from nodes.models.machines import JoinToken, Node, Weights
 from nodes.models.replicas import Claim, Held, Orphan, Rank, Replica
 from nodes.models.wants import Load, Roll, Unplaced
@@ -16,6 +17,7 @@ __all__ = [
     "Demand",
     "Gateway",
     "Held",
+    "Job",
     "JoinToken",
     "Lease",
     "Load",

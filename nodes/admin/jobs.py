@@ -1,0 +1,111 @@
+"""Jobs in the admin: who asked for what, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from catalog.pieces import as_json, badge, said, sentence
+from catalog.typed import span_words
+from nodes import jobs
+from nodes.admin.reading import ReadOnlyAdmin
+from nodes.models import Job
+from nodes.pieces import replica_link
+
+_LOOKS: dict[str, str] = {
+    Job.State.RUNNING: "busy",
+    Job.State.DONE: "good",
+    Job.State.FAILED: "bad",
+    Job.State.STOPPED: "warn",
+}
+
+
+@admin.register(Job)
+class JobAdmin(ReadOnlyAdmin):
+    list_display = ("job", "state_shown", "progress_shown", "by_shown", "asked_at", "lasted", "note")
+    list_filter = ("kind", "state")
+    search_fields = ("id", "model_name", "by", "problem")
+    fields = (
+        "job", "state_shown", "progress_shown", "note", "by_shown", "why_shown", "asked_at", "lasted",
+        "about", "replica_shown", "options_shown", "result_shown",
+    )  # fmt: skip
+    actions: ClassVar[list[Any]] = ["stop"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        return jobs.jobs()
+
+    def subject_of(self, job: Job) -> tuple[str, str, str]:
+        """Events name the model: a job has no life without one."""
+        return "model", str(job.model_id or ""), job.model_name
+
+    @admin.display(description="job", ordering="kind")
+    def job(self, job: Job) -> str:
+        return sentence(str(job))
+
+    @admin.display(description="state", ordering="state")
+    def state_shown(self, job: Job) -> SafeString:
+        is_stopping = job.state == Job.State.RUNNING and job.stop_asked_at
+        return badge("stopping" if is_stopping else job.state, _LOOKS.get(job.state, ""))
+
+    @admin.display(description="progress")
+    def progress_shown(self, job: Job) -> SafeString | str:
+        if not job.progress:
+            return "-"
+        part, says = job.progress.get("part"), said(str(job.progress.get("say", "")))
+        if job.state != Job.State.RUNNING or not isinstance(part, int | float):
+            return says
+        return format_html('<progress max="1" value="{}"></progress>{}', f"{part:.3f}", says)
+
+    @admin.display(description="asked for by", ordering="by")
+    def by_shown(self, job: Job) -> str:
+        return sentence(job.by)
+
+    @admin.display(description="because")
+    def why_shown(self, job: Job) -> str:
+        return sentence(job.why) or "-"
+
+    @admin.display(description="lasted")
+    def lasted(self, job: Job) -> str:
+        lasted = job.lasted  # type: ignore[attr-defined]  # annotated
+        return "-" if lasted is None else span_words(lasted.total_seconds())
+
+    @admin.display(description="note")
+    def note(self, job: Job) -> SafeString | str:
+        if not job.problem:
+            return "-"
+        return said(job.problem, "problem" if job.state == Job.State.FAILED else "")
+
+    @admin.display(description="done to")
+    def about(self, job: Job) -> str:
+        words = (f"{job.engine} {job.engine_version}".strip(), job.gpu, job.fingerprint)
+        return sentence(", ".join(filter(None, words))) or "not known yet"
+
+    @admin.display(description="replica")
+    def replica_shown(self, job: Job) -> SafeString | str:
+        return replica_link(job.replica, str(job.replica)) if job.replica else "any that is ready"
+
+    @admin.display(description="asked with")
+    def options_shown(self, job: Job) -> SafeString | str:
+        return as_json(job.options) if job.options else "-"
+
+    @admin.display(description="result")
+    def result_shown(self, job: Job) -> SafeString | str:
+        return as_json(job.result) if job.result else "-"
+
+    @admin.action(description="Stop the selected jobs", permissions=["change"])
+    def stop(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="stop",
+            title="Stop jobs",
+            question="Stop these? What they have found until now is kept with them.",
+            button="Yes, stop",
+            done="told to stop",
+            act=lambda job, **told: jobs.stop(job.pk, **told),
+        )
