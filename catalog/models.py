@@ -279,6 +279,7 @@ class Key(models.Model):
     tokens_per_minute = models.PositiveIntegerField(default=0)
     concurrency = models.PositiveIntegerField(default=0)
     cache_scope = models.CharField(max_length=200, blank=True)
+    is_playground = models.BooleanField(default=False, help_text="its user's page for trying models has it")
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
@@ -287,6 +288,13 @@ class Key(models.Model):
     class Meta:
         ordering = ["created_at"]
         verbose_name = "API key"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["user"],
+                condition=Q(is_playground=True, revoked_at=None),
+                name="a_user_has_one_playground_key",
+            )
+        ]
         permissions = [("any_key", "Can see, make and revoke API keys of others")]
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from rest_framework.response import Response
 from catalog.api import no_such_address
 from catalog.api import router as catalog_router
 from llmgw.docs import show_docs, show_schema
+from llmgw.playground import urls as playground_urls
 from nodes.api import router as nodes_router
 from nodes.api import urls as nodes_urls
 from nodes.machines import urls as machines_urls
@@ -50,6 +51,7 @@ def handler500(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("admin/playground/", include(playground_urls)),  # before the admin's, which know any
     path("admin/", admin.site.urls),
     re_path("^api/?$", what_rest_serves),
     re_path("^api/schema/?$", show_schema, name="schema"),

@@ -199,6 +199,8 @@ PAGES: list[tuple[str, str, str]] = [
     ("nodes/replica/{replica}/change/", "viewer", ""),
     ("nodes/orphan/", "viewer", ""),
     ("nodes/usage/", "viewer", ""),
+    ("playground/", "operator", ""),
+    ("playground/key/", "", "operator"),
     ("auth/user/", "admin", ""),
     ("auth/user/add/", "admin", "admin"),
     ("auth/user/{viewer.pk}/change/", "admin", "admin"),

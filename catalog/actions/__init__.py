@@ -8,7 +8,7 @@ revision together. `by` is who did it, `door` where from; `ask_paths` asks the n
 from catalog.actions.checks import check_model, recheck_sources
 from catalog.actions.events import ChangedSince, record
 from catalog.actions.files import Imported, SourcesRefused, import_catalog
-from catalog.actions.keys import edit_key, mint_key, revoke_key
+from catalog.actions.keys import edit_key, mint_key, renew_playground_key, revoke_key
 from catalog.actions.models import (
     Outcome,
     add_model,
@@ -43,5 +43,6 @@ __all__ = [
     "record",
     "remove_model",
     "remove_models",
+    "renew_playground_key",
     "revoke_key",
 ]

@@ -22,6 +22,8 @@ from catalog.patching import merged
 from catalog.reach import Reach, fault_of_nothing, fault_of_unknown_model, fault_of_widening
 from catalog.reading import NAME_LIMIT, CatalogError, Fault, quote
 
+PLAYGROUND_LIVES = timedelta(hours=1)
+
 
 def mint_key(
     name: str,
@@ -138,6 +140,36 @@ def edit_key(
         told: dict[str, Any] = {"by": by, "door": door, "why": why, "revision": revision, "detail": detail}
         record("edit", "key", row.pk, subject_key=row.pk, **told)
     return changed
+
+
+def renew_playground_key(user: User, *, by: str, door: str) -> tuple[Key, str]:
+    """The key with which a user's own page tries models, and its text, which is not kept.
+
+    They have one. Its last text opens nothing from now on; its id stays, and so do its usage and the limits
+    that it was given. Once it was revoked, there is another.
+    """
+    text = KeyText.from_bytes(secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+    with transaction.atomic():
+        revision = Revision.advance()
+        row = Key.objects.filter(user=user, is_playground=True, revoked_at=None).first()
+        verb = "renew" if row else "mint"
+        row = row or Key(
+            id=text.id,
+            name=f"playground of {user.get_username()}",
+            user=user,
+            scope=Key.Scope.INFERENCE,
+            is_playground=True,
+        )
+        text = replace(text, id=row.pk)
+        row.digest, row.revision = text.digest(settings.LLMGW_KEY_PEPPER), revision
+        row.expires_at = Now() + PLAYGROUND_LIVES
+        row.save()
+        row.refresh_from_db()
+        ends = row.expires_at.isoformat() if row.expires_at else None
+        detail = {"name": row.name, "user": user.get_username(), "expires_at": ends}
+        told: dict[str, Any] = {"by": by, "door": door, "revision": revision, "detail": detail}
+        record(verb, "key", row.pk, subject_key=row.pk, **told)
+    return row, text.reveal()
 
 
 def revoke_key(key_id: str, *, by: str, door: str, why: str = "") -> bool:

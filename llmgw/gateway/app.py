@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from hmac import compare_digest
 from time import monotonic
 from typing import Any
 
@@ -175,8 +176,9 @@ class GatewayApp:
 
     async def authenticate(self, headers: Headers, *, for_metrics: bool = False) -> KeyEntry:
         key, digest = _read_key(admission.credential(headers), self._pepper)
-        if key.id not in self.table.current.keys:
-            await self.table.refresh()  # made a moment ago, perhaps
+        known = self.table.current.keys.get(key.id)
+        if known is None or not compare_digest(digest, known.digest):
+            await self.table.refresh()  # made or renewed a moment ago, perhaps
         table = self.table.current
         entry = admission.check_key(
             key,
