@@ -2,7 +2,7 @@
 
 Assignments are committed before an agent is told of them, every message is one that may be repeated, and each
 transaction confirms the lease first: so the next pass finishes what a broken one began. A pass that finds
-everything as it should be writes nothing but when each node was seen.
+everything as it should be writes nothing but when each node was seen, and once a minute what is plotted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from catalog.models import Event, Model, Profile, Revision, database_now
-from nodes import agents, lease
+from nodes import agents, lease, samples
 from nodes.agents import Message, Told
 from nodes.buckets import Adopt, Blocked, End, Hold, Plan, RollEnd, Start
 from nodes.buckets import Orphan as OrphanFound
@@ -39,6 +39,7 @@ from nodes.protocol import (
     ClusterKey,
     to_json,
 )
+from nodes.sampling import sample
 from nodes.sharing import needed_sources
 from nodes.snapshot import DRAIN, LOST, RUN, STOP, Snapshot
 from nodes.standing import DOOR, Standing
@@ -117,7 +118,10 @@ def _pass(held: lease.Held) -> PassReport:
         if not this.is_paused:
             _act(decision, standing)
             to_tell = orders(_after(before, standing))
+        if samples.are_due(now):
+            samples.keep(now, sample(before, {each.model: each.missing for each in decision.blocked}))
         has_changed = standing.finish()
+    samples.are_kept(now)
     needed = needed_sources(before.models) if to_tell else None
     told = agents.tell([_message(order, standing, cluster, held.token, needed) for order in to_tell])
     if told:

@@ -16,7 +16,7 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from nodes import jobs, usage
+from nodes import jobs, samples, usage
 from nodes.models import Job
 from nodes.reconcile import run_pass
 
@@ -44,9 +44,9 @@ def tick() -> None:
 
 @shared_task(ignore_result=True, expires=settings.LLMGW_FORGET_EVERY_S)
 def forget_usage() -> None:
-    """Remove minutes and hours that are too old to be told of, a few bites at a time."""
+    """Remove minutes, hours and samples that are too old to be told of, a few bites at a time."""
     for _ in range(BITES_A_TASK):
-        if not usage.forget():
+        if not any([usage.forget(), usage.forget_traffic(), samples.forget()]):
             return
 
 

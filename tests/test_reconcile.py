@@ -64,7 +64,7 @@ def test_a_second_pass_writes_nothing_and_tells_nobody_anything(agent_of: Callab
     writes = [query["sql"] for query in queries if query["sql"].startswith(("INSERT", "UPDATE", "DELETE"))]
     tables = [sql.split('"')[1] for sql in writes]
     assert tables.count("nodes_node") == 1
-    assert set(tables) == {"nodes_lease", "nodes_node"}
+    assert set(tables) - {"nodes_sample"} == {"nodes_lease", "nodes_node"}  # that one as a minute begins
 
 
 def test_a_node_that_is_cordoned_while_its_agent_is_asked_gets_nothing(
@@ -96,7 +96,7 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_replicas(
         one_pass()
         with CaptureQueriesContext(connection) as queries:
             one_pass()
-        counts.append(len(queries))
+        counts.append(sum("nodes_sample" not in query["sql"] for query in queries))
     assert counts[0] == counts[1]
 
 

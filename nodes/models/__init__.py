@@ -9,6 +9,7 @@ from nodes.models.gateways import Demand, Gateway, Usage
 from nodes.models.jobs import Job
 from nodes.models.machines import JoinToken, Node, Weights
 from nodes.models.replicas import Claim, Held, Orphan, Rank, Replica
+from nodes.models.samples import Sample, Traffic
 from nodes.models.wants import Load, Roll, Unplaced
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "Rank",
     "Replica",
     "Roll",
+    "Sample",
+    "Traffic",
     "Unplaced",
     "Usage",
     "Weights",
