@@ -259,7 +259,14 @@ class Stream:
     """A chat that streams in the background."""
 
     def __init__(
-        self, port: int, *, max_tokens: int, model: str = "m", key: str = KEY, waits: bool = True
+        self,
+        port: int,
+        *,
+        max_tokens: int,
+        model: str = "m",
+        key: str = KEY,
+        waits: bool = True,
+        **fields: Any,
     ) -> None:
         self.lines: list[str] = []
         self.error: Exception | None = None
@@ -268,11 +275,11 @@ class Stream:
             "messages": [{"role": "user", "content": "Tell me a story."}],
             "max_tokens": max_tokens,
             "stream": True,
+            **fields,
         }
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        self._connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {key}"}
-        )
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
         if waits:

@@ -59,7 +59,7 @@ def test_it_serves_is_taken_up_again_and_drains(agent: AgentProcess, model: Path
         with pytest.raises(openai.BadRequestError, match="maximum context length is 512"):
             client.completions.create(model="m", prompt="word " * 400, max_tokens=1)
 
-    stream = Stream(rank["port"], max_tokens=400)
+    stream = Stream(rank["port"], max_tokens=400, ignore_eos=True)
     agent.restart()
     assert agent.rank(rank["replica"])["pid"] == rank["pid"]
     agent.delete(rank["replica"], drain="2m")

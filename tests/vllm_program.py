@@ -12,13 +12,14 @@ from pathlib import Path
 
 PROGRAM = os.environ.get("LLMGW_TEST_VLLM", "")
 
-# A model of chance, of a few megabytes, whose words are letters.
+# A model of chance, of a few megabytes, whose words are letters: of bytes, it would say what is no text.
 _MAKE_MODEL = """
 import sys
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+space = "\u0120"
+letters = sorted(each for each in pre_tokenizers.ByteLevel.alphabet() if each.isascii() or each == space)
 words = Tokenizer(models.BPE({each: i for i, each in enumerate(["<s>", "</s>", *letters])}, []))
 words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 words.decoder = decoders.ByteLevel()
