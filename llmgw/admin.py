@@ -10,8 +10,8 @@ from django.contrib.admin.forms import AdminAuthenticationForm
 from django.contrib.auth.forms import UsernameField
 from django.http import HttpRequest, HttpResponse
 
-from catalog.pieces import table
-from nodes.attention import HEADINGS, needs_a_person, under_way
+from nodes.overview import look
+from nodes.pieces import overview_shown
 
 
 class LoginForm(AdminAuthenticationForm):
@@ -27,9 +27,7 @@ class Site(AdminSite):
     login_form = LoginForm
 
     def index(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        found = {"needs": needs_a_person(request.user), "under_way": under_way(request.user)}
-        shown = {kind: table(HEADINGS, lines) if lines else "" for kind, lines in found.items()}
-        return super().index(request, shown | (extra_context or {}))
+        return super().index(request, overview_shown(look(request.user)) | (extra_context or {}))
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> Any:
         """Users and groups come last: they are what an operator seldom looks for."""

@@ -1,74 +1,118 @@
-"""What needs a person first, for the admin's first page: a reconciler that does not act, wants without a
-place, rolls that stopped, nodes out of contact, failed and stale replicas, engines that belong to nobody. And
-what is under way on somebody's word.
+"""What needs a person: a reconciler that does not act, wants without a place, rolls that stopped, nodes out
+of contact, failed and stale replicas, orphans. And what is under way on somebody's word.
 
-A fixed number of queries, and a few lines of each kind with the way to the rest.
+A fixed number of queries, and a few of each kind with the way to the rest. Every door tells it so.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
+from django.conf import settings
+from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Now
-from django.urls import reverse
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 
-from catalog.pieces import badge, said, sentence
 from catalog.typed import span_words
 from nodes.models import Node, Orphan, Replica, Roll, Unplaced
-from nodes.pieces import freshness_badge, kept_free_badge
 from nodes.placement import Freshness
-from nodes.showing import acting, freshness_of, models_with_replicas, nodes, tally, with_age
+from nodes.showing import acting, freshness_of, kept_free_words, with_age
 
-Line = tuple[SafeString, SafeString, SafeString]  # a badge, a link, and why
-
-HEADINGS = ("state", "what", "why")
 LINES_LIMIT = 5  # of each kind
 FAILED_WITHIN = timedelta(hours=1)
+_STALE = "What runs was started before the catalog changed; the page of the model says how it differs."
+
+_FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
+
+May = Callable[[str], bool]
+"""Whether somebody has this permission."""
 
 
-def needs_a_person(user: Any) -> list[Line]:
-    """What this user may see of it, the most urgent first."""
-    return _lines(
-        user,
-        ("nodes.view_cluster", _reconciler, "nodes_cluster", ""),
-        ("catalog.view_model", _unplaced, "catalog_model", "?state=short"),
-        ("catalog.view_model", _halted, "catalog_model", ""),
-        ("nodes.view_node", _silent_nodes, "nodes_node", ""),
-        ("nodes.view_replica", _failed, "nodes_replica", f"?shown=over&state__exact={Replica.State.FAILED}"),
-        ("catalog.view_model", _stale, "catalog_model", "?state=stale"),
-        ("nodes.view_orphan", _orphans, "nodes_orphan", ""),
+@dataclass(frozen=True, slots=True)
+class Matter:
+    """word and look are its badge: bad, warn, busy or none. kind and key name the row that it is about, all
+    rows of the kind that `query` leaves where key is empty; subject is what people call it."""
+
+    word: str
+    look: str
+    kind: str
+    key: str
+    subject: str
+    why: str
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleModel:
+    """How many replicas of a model a restart would change."""
+
+    key: int
+    name: str
+    count: int
+
+
+def needs_a_person(may: May, stale: Iterable[StaleModel]) -> tuple[Matter, ...]:
+    """What whoever asks may see of it, the most urgent first. Ten queries."""
+    return _few(
+        may,
+        ("nodes.view_cluster", lambda: _first(_reconciler()), "reconciler", ""),
+        ("catalog.view_model", lambda: _first(_unplaced()), "model", "?state=short"),
+        ("catalog.view_model", lambda: _first(_halted()), "model", ""),
+        ("nodes.view_node", _silent_nodes, "node", ""),
+        (
+            "nodes.view_replica",
+            lambda: _first(_failed()),
+            "replica",
+            f"?shown=over&state__exact={Replica.State.FAILED}",
+        ),
+        ("catalog.view_model", lambda: _first(_stale(stale)), "model", "?state=stale"),
+        ("nodes.view_orphan", lambda: _first(_orphans()), "orphan", ""),
     )
 
 
-def under_way(user: Any) -> list[Line]:
-    """What people have asked for and is being done."""
-    return _lines(
-        user,
-        ("catalog.view_model", _rolling, "catalog_model", ""),
-        ("nodes.view_node", _draining, "nodes_node", ""),
+def under_way(may: May) -> tuple[Matter, ...]:
+    """What people have asked for and is being done. Two queries."""
+    return _few(
+        may,
+        ("catalog.view_model", lambda: _first(_rolling()), "model", ""),
+        ("nodes.view_node", lambda: _first(_draining()), "node", ""),
     )
 
 
-def _lines(user: Any, *kinds: tuple[str, Callable[[], Iterator[Line]], str, str]) -> list[Line]:
-    """Each kind: the permission, what finds it, the page that lists all of it, and the query for that."""
-    lines: list[Line] = []
-    for permission, find, page, query in kinds:
-        if user.has_perm(permission):
-            found = list(find())
-            lines += found[:LINES_LIMIT]
-            if len(found) > LINES_LIMIT:
-                more = f"{len(found) - LINES_LIMIT} more"
-                address = reverse(f"admin:{page}_changelist") + query
-                lines.append((badge(more), format_html('<a href="{}">all of them</a>', address), said("")))
-    return lines
+def failed_lately() -> QuerySet[Replica]:
+    """What failed, and nobody has dealt with by stopping it or by removing its model."""
+    failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
+    return failed.exclude(wanted=Replica.Wanted.STOP).exclude(model=None)
 
 
-def _reconciler() -> Iterator[Line]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The first of a kind, and how many there are in all."""
+
+    first: tuple[Matter, ...]
+    count: int
+
+
+def _few(may: May, *kinds: tuple[str, Callable[[], _Found], str, str]) -> tuple[Matter, ...]:
+    """Each kind: the permission, what finds it, what its list is of, and the query for all of it there."""
+    told: list[Matter] = []
+    for permission, find, kind, query in kinds:
+        if may(permission):
+            found = find()
+            told += found.first
+            if more := found.count - len(found.first):
+                told.append(Matter(f"{more} more", "", kind, "", "all of them", "", query))
+    return tuple(told)
+
+
+def _first(matters: Iterable[Matter]) -> _Found:
+    found = tuple(matters)
+    return _Found(found[:LINES_LIMIT], len(found))
+
+
+def _reconciler() -> Iterator[Matter]:
     found = acting()
     alarm = f"{found.held} held" if found.held else "alarm"
     for word, look, says in (
@@ -77,33 +121,33 @@ def _reconciler() -> Iterator[Line]:
         ("paused", "warn", found.paused_says),
     ):
         if says:
-            yield badge(word, look), _link("nodes_cluster_changelist", "reconciler"), said(f"{says}.")
+            yield Matter(word, look, "reconciler", "", "reconciler", f"{says}.")
 
 
-def _unplaced() -> Iterator[Line]:
+def _unplaced() -> Iterator[Matter]:
     for want in Unplaced.objects.select_related("model").order_by("since"):
-        link = _link("catalog_model_change", want.model.name, want.model_id)
-        yield badge(f"{want.missing} short" if want.missing else "blocked", "bad"), link, said(want.why)
+        word = f"{want.missing} short" if want.missing else "blocked"
+        yield Matter(word, "bad", "model", str(want.model_id), want.model.name, want.why)
 
 
-def _halted() -> Iterator[Line]:
+def _halted() -> Iterator[Matter]:
     for roll in Roll.objects.select_related("model").exclude(halted="").order_by("asked_at"):
-        link = _link("catalog_model_change", roll.model.name, roll.model_id)
-        yield badge("roll halted", "bad"), link, said(roll.halted)
+        yield Matter("roll halted", "bad", "model", str(roll.model_id), roll.model.name, roll.halted)
 
 
-def _rolling() -> Iterator[Line]:
+def _rolling() -> Iterator[Matter]:
     rolls = with_age(Roll.objects.filter(halted=""), "asked_at").select_related("model")
     for roll in rolls.order_by("asked_at"):
-        link = _link("catalog_model_change", roll.model.name, roll.model_id)
         age = span_words(roll.age.total_seconds())  # type: ignore[attr-defined]  # annotated
-        yield badge("rolling", "busy"), link, said(_by(roll.by, roll.why, f"for {age}"))
+        why = _by(roll.by, roll.why, f"for {age}")
+        yield Matter("rolling", "busy", "model", str(roll.model_id), roll.model.name, why)
 
 
-def _draining() -> Iterator[Line]:
-    for node in nodes().filter(is_draining=True):
-        link = _link("nodes_node_change", node.name, node.pk)
-        yield kept_free_badge(node), link, said(_by(node.cordoned_by, node.cordoned_why))
+def _draining() -> Iterator[Matter]:
+    left = Count("ranks__replica", ~Q(ranks__replica__state__in=Replica.OVER), distinct=True)
+    for node in Node.objects.filter(is_draining=True).defer("report").annotate(left=left):
+        word = kept_free_words(node, node.left)
+        yield Matter(word, "warn", "node", str(node.pk), node.name, _by(node.cordoned_by, node.cordoned_why))
 
 
 def _by(who: str, why: str, for_how_long: str = "") -> str:
@@ -111,40 +155,36 @@ def _by(who: str, why: str, for_how_long: str = "") -> str:
     return f"{told}: {why}" if why else told
 
 
-def _silent_nodes() -> Iterator[Line]:
-    for node in with_age(Node.objects.all(), "seen_at"):
-        freshness = freshness_of(node)
-        if freshness in (Freshness.LOST, Freshness.NEVER) or node.problem:
-            link = _link("nodes_node_change", node.name, node.pk)
-            yield freshness_badge(node), link, said(node.problem or "Its agent does not answer.")
+def _silent_nodes() -> _Found:
+    """Counted by the database: where a whole network is away, these are all there are."""
+    long_ago = Now() - timedelta(seconds=settings.LLMGW_LOST_AFTER_S)
+    silent = Node.objects.filter(~Q(problem="") | Q(seen_at=None) | Q(seen_at__lt=long_ago)).defer("report")
+    first = tuple(map(_silent, with_age(silent, "seen_at")[:LINES_LIMIT]))
+    return _Found(first, silent.count())
 
 
-def _failed() -> Iterator[Line]:
-    """Lately, and nobody has dealt with it by stopping it or by removing its model: the last one of each
-    profile, and how many."""
-    failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
-    untouched = failed.exclude(wanted=Replica.Wanted.STOP).exclude(model=None)
+def _silent(node: Node) -> Matter:
+    found = freshness_of(node)
+    why = node.problem or "Its agent does not answer."
+    return Matter(found, _FRESHNESS_LOOKS.get(found, ""), "node", str(node.pk), node.name, why)
+
+
+def _failed() -> Iterator[Matter]:
+    """The last one of each profile, and how many."""
     by_profile = defaultdict(list)
-    for replica in with_age(untouched, "state_since").order_by("-state_since"):
+    for replica in with_age(failed_lately(), "state_since").order_by("-state_since"):
         by_profile[replica.model_name, replica.profile_name].append(replica)
     for last, *before in by_profile.values():
         word = f"{len(before) + 1} failed" if before else "failed"
         age = span_words(last.age.total_seconds())  # type: ignore[attr-defined]  # annotated
-        why = said(f"{age} ago: {last.reason}")
-        yield badge(word, "bad"), _link("nodes_replica_change", str(last), last.pk), why
+        yield Matter(word, "bad", "replica", str(last.pk), str(last), f"{age} ago: {last.reason}")
 
 
-def _stale() -> Iterator[Line]:
-    why = said("What runs was started before the catalog changed; the page of the model says how it differs.")
-    for model in models_with_replicas():
-        if count := tally(model).stale:
-            yield badge(f"{count} stale", "warn"), _link("catalog_model_change", model.name, model.pk), why
+def _stale(models: Iterable[StaleModel]) -> Iterator[Matter]:
+    for model in models:
+        yield Matter(f"{model.count} stale", "warn", "model", str(model.key), model.name, _STALE)
 
 
-def _orphans() -> Iterator[Line]:
+def _orphans() -> Iterator[Matter]:
     for orphan in Orphan.objects.select_related("node").order_by("since"):
-        yield badge("orphan", "warn"), _link("nodes_orphan_change", str(orphan), orphan.pk), said(orphan.why)
-
-
-def _link(page: str, text: str, *args: Any) -> SafeString:
-    return format_html('<a href="{}">{}</a>', reverse(f"admin:{page}", args=args), sentence(text))
+        yield Matter("orphan", "warn", "orphan", str(orphan.pk), str(orphan), orphan.why)

@@ -9,12 +9,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from catalog.pieces import badge, said, sentence, table
+from catalog.typed import span_words
 from nodes import agenda, telling
+from nodes.attention import Matter
 from nodes.consequences import Consequences
 from nodes.models import Node, Replica, Weights
+from nodes.overview import Fact, Overview
 from nodes.placement import Freshness, agreeing
 from nodes.progress import progress_words
-from nodes.showing import GpuUse, freshness_of, running_on, staleness_of
+from nodes.showing import GpuUse, freshness_of, kept_free_words, running_on, staleness_of
 from nodes.why import Why
 
 _STATE_LOOKS = {
@@ -50,6 +53,14 @@ _WEIGHTS_LOOKS: dict[str, str] = {
     Weights.State.FETCHING: "busy",
     Weights.State.PARTIAL: "warn",
 }
+_PAGES = {
+    "model": "catalog_model",
+    "node": "nodes_node",
+    "orphan": "nodes_orphan",
+    "reconciler": "nodes_cluster",
+    "replica": "nodes_replica",
+    "usage": "nodes_usage",
+}
 _FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 
@@ -73,10 +84,8 @@ def freshness_badge(node: Node) -> SafeString:
 
 def kept_free_badge(node: Node) -> SafeString:
     """Of a row of `nodes()`: whether operators keep things off it, and how much is to leave yet."""
-    if node.is_draining:
-        left = len(running_on(node))
-        return badge(f"draining, {left} left" if left else "drained", "warn")
-    return badge("cordoned", "warn") if node.is_cordoned else SafeString("")
+    words = kept_free_words(node, len(running_on(node)))
+    return badge(words, "warn") if words else SafeString("")
 
 
 def weights_badge(row: Weights) -> SafeString:
@@ -101,6 +110,57 @@ def fetch_bars(replica: Replica) -> SafeString:
 
 def gpu_badge(use: GpuUse) -> SafeString:
     return badge(use, _GPU_LOOKS[use])
+
+
+def matter_row(matter: Matter) -> tuple[SafeString, SafeString, SafeString]:
+    """A badge, a link to what it is about, and why."""
+    page = _PAGES[matter.kind]
+    where = (
+        reverse(f"admin:{page}_change", args=[matter.key])
+        if matter.key
+        else reverse(f"admin:{page}_changelist")
+    )
+    link = format_html('<a href="{}{}">{}</a>', where, matter.query, sentence(matter.subject))
+    return badge(matter.word, matter.look), link, said(matter.why)
+
+
+def overview_shown(seen: Overview) -> dict[str, Any]:
+    """What the first page's template is given."""
+    return {
+        "needs": _matters(seen.needs),
+        "under_way": _matters(seen.under_way),
+        "facts": [(fact.name, _parts(fact)) for fact in seen.facts],
+        "events": _happened(seen) if seen.events else "",
+        "sees_traffic": seen.traffic is not None,
+    }
+
+
+def _matters(found: tuple[Matter, ...]) -> SafeString | str:
+    return table(("state", "what", "why"), map(matter_row, found)) if found else ""
+
+
+def _parts(fact: Fact) -> SafeString:
+    """Each a badge that leads to the rows it counts."""
+    where = reverse(f"admin:{_PAGES[fact.kind]}_changelist")
+    parts = ((where, part.query, badge(part.words, part.look)) for part in fact.parts)
+    return format_html_join(" ", '<a href="{}{}">{}</a>', parts)
+
+
+def _happened(seen: Overview) -> SafeString:
+    rows = [
+        (
+            f"{span_words((seen.at - each.at).total_seconds())} ago",
+            format_html(
+                '<a href="{}">{}</a>',
+                reverse("admin:catalog_event_change", args=[each.key]),
+                sentence(each.did),
+            ),
+            each.by or "llmgw",
+            said(each.why),
+        )
+        for each in seen.events or ()
+    ]
+    return table(("when", "did", "who", "why"), rows, ("brief", "", "brief", ""))
 
 
 def replica_link(pk: Any, text: str) -> SafeString:

@@ -76,6 +76,28 @@ def judge(
     )
 
 
+def is_as_the_catalog(
+    fingerprint: str, launch: Mapping[str, Any], profile: str, model: Mapping[str, Any], source_revision: str
+) -> bool:
+    """Whether `judge` would find nothing at all, told without reading the launch: most of thousands are so.
+
+    launch: as the database holds it; profile: the fingerprint that its profile has now; model: its name,
+    source, context_length, and the names of the capabilities that it has.
+    """
+    if not fingerprint or fingerprint != profile:
+        return False
+    pinned = str(launch.get("revision") or "")
+    if pinned and source_revision and pinned != source_revision:
+        return False
+    capabilities = launch.get("capabilities") or {}
+    return bool(
+        launch.get("model") == model["name"]
+        and launch.get("source") == model["source"]
+        and (launch.get("context_length") or 0) == model["context_length"]
+        and {name for name, is_on in capabilities.items() if is_on} == model["capabilities"]
+    )
+
+
 def _judge_profile(
     fingerprint: str, launch: Launch, profile: ProfileSpec | None, model: ModelSpec | None
 ) -> tuple[bool | None, tuple[Difference, ...], str, str]:

@@ -16,9 +16,11 @@ from nodes.showing.machines import (
     ShownGpu,
     freshness_of,
     gpus_of,
+    kept_free_words,
     node_as_dict,
     nodes,
     running_on,
+    use_of,
 )
 from nodes.showing.reconciler import Acting, acting
 from nodes.showing.running import (
@@ -48,6 +50,7 @@ __all__ = [
     "end_words",
     "freshness_of",
     "gpus_of",
+    "kept_free_words",
     "launch_as_dict",
     "model_as_dict",
     "models_with_replicas",
@@ -62,5 +65,6 @@ __all__ = [
     "spec_of",
     "staleness_of",
     "tally",
+    "use_of",
     "with_age",
 ]

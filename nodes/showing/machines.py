@@ -76,17 +76,30 @@ def gpus_of(node: Node) -> list[ShownGpu]:
     return found
 
 
-def _other_use(gpu: GpuReport) -> tuple[GpuUse, str]:
+def use_of(gpu: GpuReport) -> GpuUse:
+    """Of a device that neither a replica nor an orphan holds."""
     if not gpu.is_healthy:
-        return GpuUse.SICK, "nothing: it is not healthy" + (f" ({gpu.sickness})" if gpu.sickness else "")
-    if (gpu.foreign_mib or 0) > FOREIGN_LIMIT_MIB:
-        return GpuUse.FOREIGN, f"something else on the node ({gpu.foreign_mib} MiB)"
-    return GpuUse.FREE, ""
+        return GpuUse.SICK
+    return GpuUse.FOREIGN if (gpu.foreign_mib or 0) > FOREIGN_LIMIT_MIB else GpuUse.FREE
+
+
+def _other_use(gpu: GpuReport) -> tuple[GpuUse, str]:
+    use = use_of(gpu)
+    if use is GpuUse.SICK:
+        return use, "nothing: it is not healthy" + (f" ({gpu.sickness})" if gpu.sickness else "")
+    return use, f"something else on the node ({gpu.foreign_mib} MiB)" if use is GpuUse.FOREIGN else ""
 
 
 def running_on(node: Node) -> list[Replica]:
     """Of a row of `nodes()`: the replicas with a rank there that are not over."""
     return [rank.replica for rank in node.ranks.all() if rank.replica.state not in Replica.OVER]
+
+
+def kept_free_words(node: Node, left: int) -> str:
+    """Whether operators keep things off it, and how much is to leave yet; empty: they do not."""
+    if node.is_draining:
+        return f"draining, {left} left" if left else "drained"
+    return "cordoned" if node.is_cordoned else ""
 
 
 def node_as_dict(node: Node) -> dict[str, Any]:
