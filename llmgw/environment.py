@@ -6,6 +6,7 @@ value, and what that should look like.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -76,6 +77,13 @@ def count(name: str, default: int) -> int:
 
 def names(name: str, default: list[str]) -> list[str]:
     return _read(name, default, lambda text: [part.strip() for part in text.split(",")], "a list of names")
+
+
+def networks(name: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    def parse(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        return [ipaddress.ip_network(part.strip()) for part in text.split(",")]
+
+    return _read(name, [], parse, "a list of networks such as 10.1.0.0/16 or 127.0.0.1")
 
 
 def url(name: str, default: str, *schemes: str) -> str:

@@ -73,6 +73,7 @@ def _derived(purpose: str) -> bytes:
 
 SECRET_KEY = _derived("django").hex()
 LLMGW_KEY_PEPPER = _derived("api keys")
+LLMGW_WEBHOOK_KEY = _derived("webhooks")
 
 # Nodes' and replicas' tokens derive from these. The first one mints, all verify: so a key is rotated.
 LLMGW_CLUSTER_KEYS: tuple[ClusterKey, ...] = env.secret(
@@ -103,6 +104,10 @@ LLMGW_AGENT_TIMEOUT_S = env.seconds("LLMGW_AGENT_TIMEOUT_S", 5)
 LLMGW_SUSPECT_AFTER_S = env.seconds("LLMGW_SUSPECT_AFTER_S", 10)
 LLMGW_LOST_AFTER_S = env.seconds("LLMGW_LOST_AFTER_S", 90)
 LLMGW_KEEP_REPLICAS_S = env.seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown for so long after they ended
+
+# Notices: private networks that webhooks may be in (none is posted to otherwise), and how long one may take.
+LLMGW_WEBHOOK_NETWORKS = env.networks("LLMGW_WEBHOOK_NETWORKS")
+LLMGW_WEBHOOK_TIMEOUT_S = env.seconds("LLMGW_WEBHOOK_TIMEOUT_S", 5)
 
 # An on-demand model is unloaded after this long without a request, where its own idle_timeout is 0. In
 # nanoseconds, as the catalog has its durations.
@@ -294,6 +299,8 @@ CELERY_BEAT_SCHEDULER = "llmgw.celery:SteadyScheduler"  # in memory: a tick need
 LLMGW_RECHECK_EVERY_S = min(60.0, LLMGW_RECHECK_S)  # each time a few models, the oldest checks first
 LLMGW_FORGET_EVERY_S = 60.0  # what is too old is removed, some thousands of rows each time
 LLMGW_SWEEP_EVERY_S = 10.0  # jobs whose worker died are found, and those that wait are offered again
+LLMGW_NOTICE_EVERY_S = 5.0  # what is wrong is looked for, and told
+LLMGW_NOTICE_SELDOM_S = 60.0  # as what takes long to be seen
 CELERY_TASK_QUEUES: dict[str, dict[str, object]] = {"celery": {}, "jobs": {}}  # every worker asks both
 CELERY_TASK_ROUTES = {"nodes.tasks.run_job": {"queue": "jobs"}}
 CELERY_BEAT_SCHEDULE = {
@@ -307,6 +314,16 @@ CELERY_BEAT_SCHEDULE = {
         "task": "nodes.tasks.forget_usage",
         "schedule": LLMGW_FORGET_EVERY_S,
         "options": {"expires": LLMGW_FORGET_EVERY_S},
+    },
+    "notice": {
+        "task": "nodes.tasks.notice",
+        "schedule": LLMGW_NOTICE_EVERY_S,
+        "options": {"expires": LLMGW_NOTICE_EVERY_S},
+    },
+    "notice seldom": {
+        "task": "nodes.tasks.notice_seldom",
+        "schedule": LLMGW_NOTICE_SELDOM_S,
+        "options": {"expires": LLMGW_NOTICE_SELDOM_S},
     },
     "sweep jobs": {
         "task": "nodes.tasks.sweep_jobs",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Case, F, Q, When
@@ -16,6 +17,7 @@ from django.db.models.functions import Now
 from nodes.models import Lease
 
 NAME = "reconcile"
+OUTRANK_COMMAND = "manage.py reconcile_outrank"
 FAR = 2**32  # passes: more than any backup can be behind
 
 
@@ -77,6 +79,11 @@ def outrank() -> int:
     return Lease.objects.values_list("token", flat=True).get(name=NAME)
 
 
-def release(held: Held) -> None:
-    """Let the next one have it at once. Nothing happens when it is somebody else's already."""
-    Lease.objects.filter(name=NAME, holder=held.holder, token=held.token).update(holder="", expires_at=Now())
+def release(held: Held, *, took_s: float | None = None) -> None:
+    """Let the next one have it at once. Nothing happens when it is somebody else's already. took_s: how long
+    the pass took that it was for, None where none was made."""
+    counted: dict[str, Any] = {}
+    if took_s is not None:
+        counted = {"passes": F("passes") + 1, "passes_s": F("passes_s") + took_s, "last_s": took_s}
+    held_still = Lease.objects.filter(name=NAME, holder=held.holder, token=held.token)
+    held_still.update(holder="", expires_at=Now(), **counted)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from time import monotonic
 from uuid import UUID
 
 from django.conf import settings
@@ -88,8 +89,11 @@ def run_pass(holder: str) -> PassReport | None:
 
 
 def _pass_with(held: lease.Held) -> PassReport | None:
+    began_s, took_s = monotonic(), None
     try:
-        return _pass(held)
+        report = _pass(held)
+        took_s = monotonic() - began_s
+        return report
     except lease.LeaseLost:
         logger.warning("This pass took longer than its lease, and another holder goes on from here.")
         return None
@@ -97,7 +101,7 @@ def _pass_with(held: lease.Held) -> PassReport | None:
         logger.warning("This pass was overtaken by an edit, and the next one looks again: %s", conflict)
         return None
     finally:
-        lease.release(held)
+        lease.release(held, took_s=took_s)
 
 
 def _pass(held: lease.Held) -> PassReport:
@@ -401,7 +405,7 @@ def _hear_answer(order: Order, answer: Told, standing: Standing) -> None:
 def _outranked(sentence: str, node: str) -> str:
     """Whoever holds the lease and is refused as one who has lost it: by which database, only people know."""
     return (
-        f"{sentence} If this database was restored from a backup, manage.py reconcile_outrank has it obeyed "
+        f"{sentence} If this database was restored from a backup, {lease.OUTRANK_COMMAND} has it obeyed "
         f"again; if it was not, another control plane drives {node}: stop one of the two."
     )
 

@@ -1,5 +1,5 @@
-"""The doorways of the reconciler, of what is forgotten, and of jobs: each task carries an id or nothing,
-expires after one interval, and may be lost or doubled."""
+"""The doorways of the reconciler, of what is forgotten, of jobs and of notices: each task carries an id or
+nothing, expires after one interval, and may be lost or doubled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from nodes import jobs, samples, usage
+from nodes import jobs, noticing, samples, usage
 from nodes.models import Job
 from nodes.reconcile import run_pass
 
@@ -91,6 +91,36 @@ def _send_job(job_id: str) -> None:
         run_job.apply_async([job_id], retry=False)
     except (OperationalError, OSError) as problem:
         logger.warning("Could not offer a job to the workers; it is offered again: %s", problem)
+
+
+# --- notices --------------------------------------------------------------------------------------
+
+POSTING_AT_ONCE = 2  # of a worker's threads: webhooks that hang keep the others free
+
+_posting = threading.BoundedSemaphore(POSTING_AT_ONCE)
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_NOTICE_EVERY_S)
+def notice() -> None:
+    """Look for what is wrong, and post what webhooks are to be told."""
+    noticing.look(noticing.OFTEN)
+    _post()
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_NOTICE_SELDOM_S)
+def notice_seldom() -> None:
+    """As `notice`, of what takes long to look for; and forget what is old."""
+    noticing.look(noticing.SELDOM)
+    noticing.forget()
+    _post()
+
+
+def _post() -> None:
+    if _posting.acquire(blocking=False):
+        try:
+            noticing.deliver()
+        finally:
+            _posting.release()
 
 
 # --- the reconciler is woken ----------------------------------------------------------------------

@@ -19,6 +19,7 @@ usage = import_module("llmgw.migrations.0003_usage")
 joining = import_module("llmgw.migrations.0004_joining")
 weights = import_module("llmgw.migrations.0005_weights")
 jobs = import_module("llmgw.migrations.0006_jobs")
+notices = import_module("llmgw.migrations.0007_notices")
 
 
 def run(step: Any, name: str = "0001_roles") -> None:
@@ -34,7 +35,7 @@ def may(role: str) -> set[str]:
 def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
     assert may("viewer") == {
         "view_cluster", "view_event", "view_job", "view_jointoken", "view_key", "view_model", "view_node",
-        "view_orphan", "view_replica", "view_usage", "view_weights",
+        "view_orphan", "view_replica", "view_usage", "view_webhook", "view_weights",
     }  # fmt: skip
     assert may("operator") - may("viewer") == {
         "add_job", "add_key", "add_model", "add_weights", "all_usage", "change_cluster", "change_job",
@@ -42,8 +43,9 @@ def test_each_role_may_what_the_one_below_it_may_and_more() -> None:
         "see_env",
     }  # fmt: skip
     assert may("admin") - may("operator") == {
-        "add_group", "add_node", "add_user", "any_key", "change_group", "change_user", "delete_group",
-        "delete_node", "delete_user", "view_group", "view_user",
+        "add_group", "add_node", "add_user", "add_webhook", "any_key", "change_group", "change_user",
+        "change_webhook", "delete_group", "delete_node", "delete_user", "delete_webhook", "view_group",
+        "view_user",
     }  # fmt: skip
     assert may("viewer") < may("operator") < may("admin")
 
@@ -67,6 +69,7 @@ def test_a_group_of_that_name_keeps_what_an_operator_gave_it() -> None:
 
 
 def test_going_back_takes_groups_that_nobody_uses() -> None:
+    run(notices.take_back, "0007_notices")
     run(jobs.take_back, "0006_jobs")
     run(weights.take_back, "0005_weights")
     run(joining.take_back, "0004_joining")
@@ -94,8 +97,16 @@ def test_going_back_takes_groups_that_nobody_uses() -> None:
             {"viewer": {"view_weights"}, "operator": {"view_weights", "add_weights", "delete_weights"}},
         ),
         (jobs, "0006_jobs", {"viewer": {"view_job"}, "operator": {"view_job", "add_job", "change_job"}}),
+        (notices, "0007_notices", {"viewer": {"view_webhook"}, "operator": {"view_webhook"}}),
     ],
-    ids=["for the reconciler", "for usage", "for machines that join", "for weights", "for jobs"],
+    ids=[
+        "for the reconciler",
+        "for usage",
+        "for machines that join",
+        "for weights",
+        "for jobs",
+        "for notices",
+    ],
 )
 def test_what_was_given_later_is_given_once_and_taken_back(
     step: Any, name: str, given: dict[str, set[str]]

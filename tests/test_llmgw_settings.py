@@ -28,6 +28,11 @@ def ask(var: Path, *names: str, **environment: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
+        (
+            "LLMGW_WEBHOOK_NETWORKS",
+            "10.0.0.1/8",
+            "LLMGW_WEBHOOK_NETWORKS is '10.0.0.1/8', which is not a list of networks such as",
+        ),
         ("LLMGW_TICK_S", "often", "LLMGW_TICK_S is 'often', which is not a number of seconds above 0"),
         ("LLMGW_HOLD_S", "-1", "LLMGW_HOLD_S is '-1', which is not a number of seconds above 0"),
         ("LLMGW_LEASE_S", "nan", "LLMGW_LEASE_S is 'nan', which is not a number of seconds above 0"),

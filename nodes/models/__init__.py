@@ -8,6 +8,7 @@ from nodes.models.cluster import Cluster, Lease
 from nodes.models.gateways import Demand, Gateway, Usage
 from nodes.models.jobs import Job
 from nodes.models.machines import JoinToken, Node, Weights
+from nodes.models.notices import Delivery, Trouble, Webhook
 from nodes.models.replicas import Claim, Held, Orphan, Rank, Replica
 from nodes.models.samples import Sample, Traffic
 from nodes.models.wants import Load, Roll, Unplaced
@@ -15,6 +16,7 @@ from nodes.models.wants import Load, Roll, Unplaced
 __all__ = [
     "Claim",
     "Cluster",
+    "Delivery",
     "Demand",
     "Gateway",
     "Held",
@@ -29,7 +31,9 @@ __all__ = [
     "Roll",
     "Sample",
     "Traffic",
+    "Trouble",
     "Unplaced",
     "Usage",
+    "Webhook",
     "Weights",
 ]

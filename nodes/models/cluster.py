@@ -31,12 +31,16 @@ class Cluster(models.Model):
 
 
 class Lease(models.Model):
-    """Who may reconcile now. `token` grows with each holder; an agent refuses one below what it has seen."""
+    """Who may reconcile now. `token` grows with each holder; an agent refuses one below what it has seen.
+    passes, passes_s and last_s: how many were made, and how long all of them and the last one took."""
 
     name = models.CharField(max_length=40, primary_key=True)
     holder = models.CharField(max_length=100, blank=True)
     token = models.BigIntegerField(default=0)
     expires_at = models.DateTimeField(null=True)
+    passes = models.BigIntegerField(db_default=0)
+    passes_s = models.FloatField(db_default=0.0)
+    last_s = models.FloatField(null=True)
 
     def __str__(self) -> str:
         return self.name

@@ -1,0 +1,235 @@
+"""Sees troubles begin and end, and tells webhooks and the log: once when one begins, once when it is over.
+
+What is to be told is written down with the trouble itself, in one transaction, and posted afterwards: so a
+crash loses none, and a webhook that hangs keeps nothing else waiting. Two that look at once, or post at once,
+do not tell twice: each step is a conditional update.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from catalog.models import database_now
+from catalog.reading import shown
+from nodes.models import Cluster, Delivery, Trouble, Webhook
+from nodes.notices import (
+    BEGINS,
+    ID_HEADER,
+    KINDS,
+    OVER,
+    SIGNATURE_HEADER,
+    STALE,
+    secret_of,
+    signature,
+    wait_after,
+)
+from nodes.posting import Answer, Letter, post
+from nodes.troubles import Found, find
+
+SELDOM = (STALE,)
+"""Kinds that take long to look for, and are borne with for long."""
+OFTEN = tuple(kind for kind in KINDS if kind not in SELDOM)
+
+SETTLED = timedelta(seconds=30)
+"""A trouble that is seen again within this has not been over."""
+
+BITE = 500
+ROUNDS = 20  # of posts to one webhook before others have their turn
+WAITING_LIMIT = 1_000  # deliveries of one webhook
+GIVE_UP = timedelta(days=1)
+KEEP = timedelta(days=7)
+LOG_LIMIT = 500
+
+logger = logging.getLogger("llmgw.notices")
+
+
+# --- looked for -----------------------------------------------------------------------------------
+
+
+def look(kinds: Collection[str] = tuple(KINDS)) -> None:
+    """Look for troubles of these kinds, and write down what is to be told; nothing where all is as it was."""
+    found = {kind: find(kind) for kind in kinds}
+    now = database_now()
+    known = {(row.kind, row.subject): row for row in Trouble.objects.filter(kind__in=kinds)}
+    steps: list[Callable[[], None]] = []
+    for kind, troubles in found.items():
+        for subject, trouble in troubles.items():
+            row = known.pop((kind, subject), None)
+            if row is None or _is_news(row, trouble, now):
+                steps.append(partial(_see, kind, trouble, row, now))
+    steps += [partial(_miss, row, now) for row in known.values() if _is_over(row, now)]
+    if steps:
+        with transaction.atomic():
+            for step in steps:
+                step()
+
+
+def _is_news(row: Trouble, trouble: Found, now: datetime) -> bool:
+    is_due = row.told_at is None and now - row.since >= KINDS[row.kind].borne
+    return is_due or (row.sentence, row.gone_at) != (trouble.sentence, None)
+
+
+def _see(kind: str, trouble: Found, row: Trouble | None, now: datetime) -> None:
+    if row is None:
+        fresh = {"sentence": trouble.sentence, "since": now}
+        row, _ = Trouble.objects.get_or_create(kind=kind, subject=trouble.subject, defaults=fresh)
+    Trouble.objects.filter(pk=row.pk).update(sentence=trouble.sentence, gone_at=None)
+    row.sentence = trouble.sentence
+    if now - row.since >= KINDS[kind].borne:
+        begins = Trouble.objects.filter(pk=row.pk, told_at=None).update(told_at=now)
+        if begins:
+            _tell(row, BEGINS, now)
+
+
+def _is_over(row: Trouble, now: datetime) -> bool:
+    """Whether there is something to write of a trouble that was not found."""
+    return row.told_at is None or row.gone_at is None or not timedelta() <= now - row.gone_at < SETTLED
+
+
+def _miss(row: Trouble, now: datetime) -> None:
+    same = Trouble.objects.filter(pk=row.pk, told_at=row.told_at, gone_at=row.gone_at)
+    if row.told_at is not None and row.gone_at is None:
+        same.update(gone_at=now)
+    elif same.delete()[0] and row.told_at is not None:
+        _tell(row, OVER, now)
+
+
+# --- told -----------------------------------------------------------------------------------------
+
+
+def _tell(row: Trouble, state: str, now: datetime) -> None:
+    body = {
+        "kind": row.kind,
+        "state": state,
+        "subject": row.subject,
+        "sentence": row.sentence,
+        "since": row.since.isoformat(),
+        "at": now.isoformat(),
+    }
+    hear(Webhook.objects.filter(is_paused=False), body)
+    level = logging.WARNING if state == BEGINS else logging.INFO
+    said = shown(row.sentence, LOG_LIMIT)
+    transaction.on_commit(
+        lambda: logger.log(level, "%s %s: %s: %s", row.kind, state, shown(row.subject), said)
+    )
+
+
+def hear(webhooks: Iterable[Webhook], body: Mapping[str, Any]) -> list[Delivery]:
+    """Have this delivered to those of them that want it: what is to be delivered."""
+    cluster = str(Cluster.this().uuid)
+    return Delivery.objects.bulk_create(
+        Delivery(webhook=each, body={**body, "cluster": cluster})
+        for each in webhooks
+        if not each.kinds or body["kind"] in each.kinds or body["kind"] not in KINDS
+    )
+
+
+def deliver() -> int:
+    """Post what is due, each webhook's apart from the others'; how many were taken.
+
+    Nobody else posts to a webhook meanwhile. One that did not take what it was sent is left alone until the
+    next try of that is due.
+    """
+    taken = 0
+    for _ in range(ROUNDS):
+        claimed = _claim()
+        if not claimed:
+            break
+        try:
+            answers = post([_letter(delivery) for delivery in claimed])
+            for delivery, answer in zip(claimed, answers, strict=True):
+                taken += _hear_answer(delivery, answer)
+        finally:
+            claims = [delivery.webhook_id for delivery in claimed]
+            Webhook.objects.filter(pk__in=claims).update(claimed_until=None)
+    return taken
+
+
+def deliver_now(delivery: Delivery) -> Delivery:
+    """Post this one, once and whatever else waits; what has become of it."""
+    (answer,) = post([_letter(delivery)])
+    state = Delivery.State.GIVEN_UP if answer.problem else Delivery.State.DELIVERED
+    Delivery.objects.filter(pk=delivery.pk).update(
+        state=state, tries=1, ended_at=Now(), status=answer.status, problem=answer.problem
+    )
+    delivery.refresh_from_db()
+    return delivery
+
+
+def _claim() -> list[Delivery]:
+    """What is due of each webhook to which nobody posts at this moment, for the caller alone: the oldest of
+    those that were tried least, so that one which is never taken keeps no other."""
+    due = Delivery.objects.filter(state=Delivery.State.WAITING, next_at__lte=Now())
+    is_free = Q(claimed_until=None) | Q(claimed_until__lte=Now())
+    term = timedelta(seconds=3 * settings.LLMGW_WEBHOOK_TIMEOUT_S)
+    claimed = []
+    for webhook in Webhook.objects.filter(is_free, is_paused=False, pk__in=due.values("webhook")):
+        if not Webhook.objects.filter(is_free, pk=webhook.pk).update(claimed_until=Now() + term):
+            continue
+        delivery = due.filter(webhook=webhook).order_by("tries", "id").first()
+        if delivery is None:  # another has posted it a moment ago
+            Webhook.objects.filter(pk=webhook.pk).update(claimed_until=None)
+            continue
+        delivery.webhook = webhook
+        claimed.append(delivery)
+    return claimed
+
+
+def _letter(delivery: Delivery) -> Letter:
+    webhook = delivery.webhook
+    body = json.dumps({"id": delivery.pk, **delivery.body}, ensure_ascii=False).encode("utf-8", "replace")
+    sent_at_s = int(database_now().timestamp())
+    secret = secret_of(str(webhook.pk), settings.LLMGW_WEBHOOK_KEY)
+    headers = {
+        SIGNATURE_HEADER: signature(secret, sent_at_s, body),
+        ID_HEADER: str(delivery.pk),
+        "User-Agent": "llmgw",
+    }
+    return Letter(webhook.url, body, headers)
+
+
+def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
+    rows = Delivery.objects.filter(pk=delivery.pk, state=Delivery.State.WAITING)
+    counts = Webhook.objects.filter(pk=delivery.webhook_id)
+    tries = delivery.tries + 1
+    told: dict[str, Any] = {"tries": tries, "status": answer.status, "problem": answer.problem}
+    if not answer.problem:
+        rows.update(state=Delivery.State.DELIVERED, ended_at=Now(), **told)
+        counts.update(delivered=F("delivered") + 1, streak=0)
+        return True
+    with transaction.atomic():
+        counts.update(failed=F("failed") + 1, streak=F("streak") + 1)
+        wait = wait_after(counts.values_list("streak", flat=True).get())
+        rows.update(**told)
+        # What else is due for it would fare the same, and waits as long.
+        due = Delivery.objects.filter(webhook=delivery.webhook_id, state=Delivery.State.WAITING)
+        due.filter(next_at__lt=Now() + wait).update(next_at=Now() + wait)
+    return False
+
+
+# --- forgotten ------------------------------------------------------------------------------------
+
+
+def forget() -> None:
+    """Give up what nobody takes, and remove a bite of what ended long ago."""
+    old = Delivery.objects.exclude(state=Delivery.State.WAITING).filter(ended_at__lt=Now() - KEEP)
+    Delivery.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:BITE])).delete()
+    waiting = Delivery.objects.filter(state=Delivery.State.WAITING)
+    for webhook in Webhook.objects.filter(pk__in=waiting.values("webhook")):
+        mine = waiting.filter(webhook=webhook)
+        too_many = mine.order_by("-id").values_list("pk", flat=True)[WAITING_LIMIT : WAITING_LIMIT + BITE]
+        given_up = mine.filter(Q(made_at__lt=Now() - GIVE_UP) | Q(pk__in=list(too_many))).update(
+            state=Delivery.State.GIVEN_UP, ended_at=Now()
+        )
+        if given_up:
+            Webhook.objects.filter(pk=webhook.pk).update(given_up=F("given_up") + given_up)

@@ -1,0 +1,550 @@
+"""Notices: what is told once when a trouble begins and once when it is over, to whom, and where never to."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+from hypothesis import given
+from hypothesis import settings as example_settings
+from hypothesis import strategies as st
+
+from catalog.actions import mint_key
+from catalog.durations import HOUR
+from catalog.models import Event, Key
+from catalog.reading import CatalogError
+from nodes import lease, notices, noticing
+from nodes.actions import pause, resume
+from nodes.models import Cluster, Delivery, Job, Lease, Node, Replica, Roll, Trouble, Unplaced, Webhook
+from nodes.notices import KINDS, fault_of_address, fault_of_host, fault_of_url
+from nodes.webhooks import (
+    add_webhook,
+    edit_webhook,
+    pause_webhook,
+    remove_webhook,
+    resume_webhook,
+    try_webhook,
+)
+from tests.cast import a_model, a_node, a_replica, alice, edited
+from tests.webhook_receiver import Receiver
+
+LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
+
+
+@pytest.fixture
+def receiver(settings: Any) -> Iterator[Receiver]:
+    settings.LLMGW_WEBHOOK_NETWORKS = LOOPBACK
+    settings.LLMGW_WEBHOOK_TIMEOUT_S = 0.5
+    with Receiver() as receiver:
+        yield receiver
+
+
+def hook(receiver: Receiver, name: str = "pager", **told: Any) -> tuple[Webhook, str]:
+    return add_webhook(name, receiver.url, by="alice", door="command", **told)
+
+
+def seen_lately() -> None:
+    """As if a pass had just been made: its silence is no part of these tests."""
+    Lease.objects.update_or_create(name=lease.NAME, defaults={"expires_at": Now()})
+
+
+def lost(name: str = "gpu-07") -> Node:
+    node = a_node(name, problem=f"The agent of {name} did not answer within 5 s.")
+    Node.objects.filter(pk=node.pk).update(seen_at=Now() - timedelta(minutes=5))
+    return node
+
+
+def tell(*kinds: str) -> None:
+    """As the task does, for as long as something changes at once."""
+    seen_lately()
+    noticing.look(kinds or tuple(KINDS))
+    noticing.deliver()
+
+
+def settle() -> None:
+    """As if what is gone had been so for long enough."""
+    Trouble.objects.exclude(gone_at=None).update(gone_at=Now() - noticing.SETTLED)
+
+
+# --- one while it lasts, one when it ends ----------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_node_that_is_lost_and_back_is_told_twice(receiver: Receiver) -> None:
+    webhook, secret = hook(receiver)
+    node = lost()
+    for _ in range(3):
+        tell()
+    assert receiver.told == [("node_lost", "begins", "gpu-07")]
+    Node.objects.filter(pk=node.pk).update(seen_at=Now())
+    for _ in range(3):
+        tell()
+    assert len(receiver.told) == 1, "it may be gone for a moment alone"
+    settle()
+    for _ in range(3):
+        tell()
+    assert receiver.told[1:] == [("node_lost", "over", "gpu-07")]
+    first = receiver.received[0]
+    assert first.is_signed_with(secret)
+    assert not first.is_signed_with(secret + "x")
+    assert first.json["sentence"] == "The agent of gpu-07 did not answer within 5 s."
+    assert first.json["cluster"] == str(Cluster.this().uuid)
+    assert first.headers["LLMGW-Notice"] == str(first.json["id"])
+    assert not Trouble.objects.exists()
+    webhook.refresh_from_db()
+    assert (webhook.delivered, webhook.failed) == (2, 0)
+
+
+@pytest.mark.django_db
+def test_one_that_is_back_for_a_moment_alone_is_told_once(receiver: Receiver) -> None:
+    hook(receiver)
+    node = lost()
+    tell()
+    for seen_at in (Now(), Now() - timedelta(minutes=5)) * 2:
+        Node.objects.filter(pk=node.pk).update(seen_at=seen_at)
+        tell()
+    assert receiver.told == [("node_lost", "begins", "gpu-07")]
+
+
+@pytest.mark.django_db
+def test_what_is_borne_with_is_told_once_it_has_lasted(receiver: Receiver) -> None:
+    hook(receiver)
+    model = a_model()
+    want = Unplaced.objects.create(model=model, missing=1, why="0 of 1 nodes: 1 lacks a free sim")
+    tell()
+    assert receiver.told == []
+    Trouble.objects.update(since=Now() - timedelta(minutes=3))
+    tell()
+    assert receiver.told == [("unplaced", "begins", "tiny")]
+    want.delete()
+    other = Unplaced.objects.create(model=a_model("small"), missing=1, why="no node")
+    tell()
+    other.delete()
+    settle()
+    tell()
+    assert receiver.told[1:] == [("unplaced", "over", "tiny")], "nobody was told of the other"
+
+
+def a_stale_one() -> str:
+    model = a_model()
+    a_replica(model, a_node())
+    edited(model, args=["--x"])
+    return "tiny"
+
+
+def a_crash_loop() -> str:
+    model, node = a_model(), a_node()
+    for _ in range(5):
+        a_replica(model, node, "failed", gpu=None, reason="it ended with exit code 1")
+    return "tiny/default"
+
+
+def a_halted_roll() -> str:
+    Roll.objects.create(model=a_model(), by="alice", halted="the new replica failed")
+    return "tiny"
+
+
+def a_full_disk() -> str:
+    node = a_node()
+    Node.objects.filter(pk=node.pk).update(
+        report={**node.report, "disk_total_bytes": 10**12, "disk_free_bytes": 10**10}
+    )
+    return "gpu-01"
+
+
+def an_old_key() -> str:
+    user, day_ns = alice(), 24 * HOUR
+    made: dict[str, Any] = {"user": user, "scope": "inference", "by": "alice", "door": "command"}
+    key, _ = mint_key("ci", expires_in_ns=6 * day_ns, **made)
+    Key.objects.update(created_at=Now() - timedelta(days=30))
+    mint_key("for an hour", expires_in_ns=HOUR, **made)
+    mint_key("for long", expires_in_ns=90 * day_ns, **made)
+    return str(key.pk)
+
+
+def a_failed_check() -> str:
+    model = a_model()
+    for state, hour in (("done", 1), ("failed", 2)):
+        Job.objects.create(
+            kind=Job.Kind.ENGINE_CHECK,
+            model=model,
+            model_name="tiny",
+            by="alice",
+            state=state,
+            problem="it claims tools, and calls none" if state == "failed" else "",
+            ended_at=Now() - timedelta(hours=3 - hour),
+        )
+    return "tiny"
+
+
+def a_pause() -> str:
+    pause(by="alice", door="command", why="a move")
+    return "reconciler"
+
+
+def an_alarm() -> str:
+    Cluster.this()
+    Cluster.objects.update(alarm="half of the nodes are silent")
+    return "reconciler"
+
+
+def a_rival() -> str:
+    says = f"older (4) than one obeyed here (5); {lease.OUTRANK_COMMAND} has it obeyed again"
+    a_replica(a_model(), a_node(), "starting", reason=says)
+    return "reconciler"
+
+
+TROUBLES = {
+    notices.STALE: a_stale_one,
+    notices.CRASH_LOOP: a_crash_loop,
+    notices.ROLL_HALTED: a_halted_roll,
+    notices.DISK_LOW: a_full_disk,
+    notices.KEY_EXPIRING: an_old_key,
+    notices.ENGINE_CHECK: a_failed_check,
+    notices.PAUSED: a_pause,
+    notices.ALARM: an_alarm,
+    notices.OUTRANKED: a_rival,
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_each_kind_is_seen(kind: str) -> None:
+    seen_lately()
+    noticing.look()
+    assert not Trouble.objects.exists()
+    subject = TROUBLES[kind]()
+    noticing.look()
+    found = list(Trouble.objects.values_list("kind", "subject", "sentence"))
+    assert [each[:2] for each in found] == [(kind, subject)]
+    assert found[0][2]
+
+
+@pytest.mark.django_db
+def test_a_reconciler_that_makes_no_pass_is_seen() -> None:
+    noticing.look()
+    assert list(Trouble.objects.values_list("kind", flat=True)) == [notices.SILENT]
+
+
+def test_every_kind_is_looked_for_and_tested() -> None:
+    assert {*TROUBLES, notices.NODE_LOST, notices.UNPLACED, notices.SILENT} == KINDS.keys()
+    assert {*noticing.OFTEN, *noticing.SELDOM} == KINDS.keys()
+
+
+@pytest.mark.django_db
+def test_two_that_look_at_once_tell_once(receiver: Receiver) -> None:
+    hook(receiver)
+    lost()
+    seen_lately()
+    noticing.look()
+    stale_rows = list(Trouble.objects.all())
+    Trouble.objects.update(told_at=None)
+    Delivery.objects.all().delete()
+    noticing.look()
+    for row in stale_rows:  # as the other saw it before
+        row.told_at = None
+        noticing._see(row.kind, noticing.Found(row.subject, row.sentence), row, row.since)
+    assert Delivery.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_nothing_is_written_where_all_is_as_it_was(django_assert_num_queries: Any) -> None:
+    lost()
+    tell()
+    events = Event.objects.count()
+    before = list(Trouble.objects.values())
+    tell()
+    assert list(Trouble.objects.values()) == before
+    assert Event.objects.count() == events
+
+
+@pytest.mark.django_db
+def test_so_many_queries_however_much_is_wrong(django_assert_max_num_queries: Any) -> None:
+    for number in range(3):
+        model = a_model(f"model-{number}")
+        a_replica(model, a_node(f"node-{number}"))
+        edited(model, args=["--x"])
+    noticing.look()
+    with django_assert_max_num_queries(40) as few:
+        noticing.look()
+    for number in range(3, 12):
+        model = a_model(f"model-{number}")
+        a_replica(model, a_node(f"node-{number}"))
+        edited(model, args=["--x"])
+    noticing.look()
+    with django_assert_max_num_queries(40) as many:
+        noticing.look()
+    assert len(many) == len(few)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_log_is_told_with_nothing_that_hides_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    node = lost("a\u202eb")
+    Node.objects.filter(pk=node.pk).update(problem="one line\nERROR another")
+    with caplog.at_level(logging.INFO, logger="llmgw.notices"):
+        tell()
+    told = [record.getMessage() for record in caplog.records if record.name == "llmgw.notices"]
+    assert told == ["node_lost begins: a\\u202eb: one line\\nERROR another"]
+
+
+# --- who is told ----------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_webhook_is_told_of_what_it_wants_and_while_it_is_not_paused(receiver: Receiver) -> None:
+    hook(receiver, kinds=["unplaced"])
+    other, _ = hook(receiver, "other")
+    pause_webhook(other, by="alice", door="command")
+    lost()
+    tell()
+    assert receiver.told == []
+    resume_webhook(other, by="alice", door="command")
+    tell()
+    assert receiver.told == [], "it was paused when it began"
+    Node.objects.update(seen_at=Now())
+    tell()
+    settle()
+    tell()
+    assert receiver.told == [("node_lost", "over", "gpu-07")]
+
+
+@pytest.mark.django_db
+def test_one_that_fails_is_tried_again_ever_later_and_then_given_up(receiver: Receiver) -> None:
+    webhook, _ = hook(receiver)
+    receiver.status, receiver.answer = 503, b"<b>later</b>\x00"
+    lost()
+    waits = []
+    for _ in range(3):
+        tell()
+        delivery = Delivery.objects.annotate(now=Now()).get()
+        waits.append(round((delivery.next_at - delivery.now).total_seconds()))
+        assert noticing.deliver() == 0, "it is not due"
+        Delivery.objects.update(next_at=Now())
+    assert waits == [10, 20, 40]
+    assert (delivery.tries, delivery.status) == (3, 503)
+    assert delivery.problem == "It answered 503: <b>later</b>\\x00."
+    webhook.refresh_from_db()
+    assert (webhook.streak, webhook.failed, webhook.claimed_until) == (3, 3, None)
+    Delivery.objects.update(made_at=Now() - timedelta(days=2))
+    noticing.forget()
+    assert Delivery.objects.get().state == Delivery.State.GIVEN_UP
+    webhook.refresh_from_db()
+    assert webhook.given_up == 1
+    Delivery.objects.update(ended_at=Now() - timedelta(days=8))
+    noticing.forget()
+    assert not Delivery.objects.exists()
+
+
+@pytest.mark.django_db
+def test_one_that_is_never_taken_keeps_no_other(receiver: Receiver) -> None:
+    hook(receiver)
+    receiver.status = 400
+    lost()
+    tell()
+    receiver.status = 200
+    Delivery.objects.update(next_at=Now() - timedelta(seconds=1))
+    lost("gpu-08")
+    tell()
+    assert [subject for _, _, subject in receiver.told] == ["gpu-07", "gpu-08", "gpu-07"]
+
+
+@pytest.mark.django_db
+def test_one_that_hangs_keeps_no_other_webhook_waiting(receiver: Receiver) -> None:
+    hook(receiver)
+    with Receiver(hangs=True) as hanging:
+        webhook, _ = hook(hanging, "hanging")
+        lost()
+        began_s = time.monotonic()
+        tell()
+        assert receiver.told == [("node_lost", "begins", "gpu-07")]
+        assert time.monotonic() - began_s < 3
+        delivery = webhook.deliveries.get()
+        assert (delivery.status, delivery.problem) == (None, "It did not answer within 0.5 s.")
+        assert delivery.state == Delivery.State.WAITING
+
+
+@pytest.mark.django_db
+def test_nobody_posts_to_one_that_another_posts_to(receiver: Receiver) -> None:
+    hook(receiver)
+    lost()
+    Webhook.objects.update(claimed_until=Now() + timedelta(seconds=20))
+    tell()
+    assert receiver.told == []
+    Webhook.objects.update(claimed_until=Now() - timedelta(seconds=1))  # whoever had it has died
+    assert noticing.deliver() == 1
+
+
+@pytest.mark.django_db
+def test_what_waits_is_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noticing, "WAITING_LIMIT", 3)
+    webhook, _ = hook(receiver)
+    for number in range(5):
+        noticing.hear([webhook], {"kind": "node_lost", "state": "begins", "subject": str(number)})
+    noticing.forget()
+    waiting = webhook.deliveries.filter(state=Delivery.State.WAITING)
+    assert sorted(each.body["subject"] for each in waiting) == ["2", "3", "4"]
+
+
+# --- where to -------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("127.0.0.1", "127.0.0.1 is a private address, and LLMGW_WEBHOOK_NETWORKS does not allow it"),
+        ("localhost", "is a private address"),
+        ("127.1", "127.0.0.1 is a private address"),
+        ("2130706433", "127.0.0.1 is a private address"),
+        ("0x7f.1", "127.0.0.1 is a private address"),
+        ("[::1]", "::1 is a private address"),
+        ("[::ffff:127.0.0.1]", "127.0.0.1 is a private address"),
+        ("no-such-host.invalid", "It cannot be reached (its host's name is not known)."),
+    ],
+)
+def test_nothing_is_posted_to_a_private_address(
+    receiver: Receiver, settings: Any, host: str, says: str
+) -> None:
+    """Also where its name, or a way to write it, was let through when it was added."""
+    webhook, _ = hook(receiver)
+    Webhook.objects.update(url=receiver.url.replace("127.0.0.1", host))
+    settings.LLMGW_WEBHOOK_NETWORKS = []
+    settings.LLMGW_WEBHOOK_TIMEOUT_S = 5
+    webhook.refresh_from_db()
+    delivery = try_webhook(webhook, by="alice", door="command")
+    assert says in delivery.problem
+    assert delivery.state == Delivery.State.GIVEN_UP
+    assert receiver.received == []
+
+
+@pytest.mark.django_db
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    with Receiver() as elsewhere:
+        receiver.status, receiver.location = 307, elsewhere.url
+        webhook, _ = hook(receiver)
+        delivery = try_webhook(webhook, by="alice", door="command")
+        assert delivery.problem == "It answered 307, and redirects are not followed."
+        assert elsewhere.received == []
+
+
+@pytest.mark.django_db
+def test_little_of_an_answer_is_read(receiver: Receiver) -> None:
+    receiver.status, receiver.answer = 500, b"x" * 50_000_000
+    webhook, _ = hook(receiver)
+    delivery = try_webhook(webhook, by="alice", door="command")
+    assert len(delivery.problem) < 300
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+        "255.255.255.255", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "64:ff9b::a00:1",
+        "2002:a00:1::", "::ffff:169.254.169.254", "nonsense",
+    ],
+)  # fmt: skip
+def test_private_addresses_are_known(address: str) -> None:
+    assert fault_of_address(address, "https", [])
+
+
+@pytest.mark.one_database
+def test_addresses_of_the_world_are_reached_by_https_alone() -> None:
+    for address in ("93.184.215.14", "2606:2800:220:1::1", "64:ff9b::5db8:d70e"):
+        assert fault_of_address(address, "https", []) == ""
+        assert "plain HTTP" in fault_of_address(address, "http", [])
+    assert fault_of_address("10.1.2.3", "http", [ipaddress.ip_network("10.1.0.0/16")]) == ""
+
+
+@pytest.mark.one_database
+@example_settings(max_examples=50)
+@given(st.text())
+def test_no_url_is_a_fault_of_ours(text: str) -> None:
+    for url in (text, f"https://{text}", f"https://host/{text}", f"https://host:{text}"):
+        if not fault_of_url(url):
+            fault_of_host(url, LOOPBACK)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("told", "field", "says"),
+    [
+        ({"name": ""}, "name", "a webhook needs a name"),
+        ({"name": "a\u202e"}, "name", "visible characters"),
+        ({"url": "pager"}, "url", "must begin with https:// and a host"),
+        ({"url": "ftp://host/"}, "url", "must begin with https:// and a host"),
+        ({"url": "https://user:secret@host/"}, "url", "no user and no password"),
+        ({"url": "https://host/#x"}, "url", "no fragment"),
+        ({"url": "https://ho st/"}, "url", "visible ASCII"),
+        ({"url": "https://[::1/"}, "url", "cannot be read"),
+        ({"url": "https://host:99999/"}, "url", "cannot be read"),
+        ({"url": "https://10.0.0.7/hook"}, "url", "is a private address"),
+        ({"url": "https://localhost/hook"}, "url", "is a private address"),
+        ({"url": "http://93.184.215.14/"}, "url", "use https"),
+        ({"kinds": ["node_lost", "rain"]}, "kinds", 'kind "rain" is not known; these are: node_lost'),
+    ],
+)
+def test_what_cannot_be_is_refused(told: dict[str, Any], field: str, says: str) -> None:
+    sound: dict[str, Any] = {"name": "pager", "url": "https://93.184.215.14/hook"}
+    with pytest.raises(CatalogError) as no:
+        add_webhook(**sound | told, by="alice", door="command")
+    assert [fault.field for fault in no.value.faults] == [field]
+    assert says in str(no.value)
+    assert "secret" not in str(no.value)
+    assert not Webhook.objects.exists()
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_webhook_is_added_changed_and_removed_with_an_event_each(receiver: Receiver) -> None:
+    webhook, secret = hook(receiver)
+    assert secret.startswith("whsec_")
+    with pytest.raises(CatalogError, match='there is a webhook "pager" already'):
+        hook(receiver)
+    assert not edit_webhook(webhook, kinds=[], by="alice", door="command")
+    assert edit_webhook(webhook, kinds=["unplaced"], name="night", by="alice", door="command")
+    assert try_webhook(webhook, by="alice", door="command").state == Delivery.State.DELIVERED
+    assert receiver.told == [("test", "test", "night")]
+    assert receiver.received[0].is_signed_with(secret), "a name is no part of it"
+    lost()
+    tell()
+    assert remove_webhook(webhook, by="alice", door="command")
+    assert not remove_webhook(webhook, by="alice", door="command")
+    assert not Delivery.objects.exists()
+    events = Event.objects.filter(kind="webhook").order_by("id")
+    assert [event.verb for event in events] == ["add", "edit", "test", "remove"]
+    told = str(list(events.values()))
+    assert secret not in told
+    assert "t0ken" not in told
+
+
+@pytest.mark.django_db
+def test_its_secret_is_kept_nowhere(receiver: Receiver) -> None:
+    _, secret = hook(receiver)
+    for kept in (Webhook, Delivery, Event, Trouble, Replica, Key):
+        assert secret not in str(list(kept.objects.values()))
+    assert secret != hook(receiver, "other")[1]
+
+
+@pytest.mark.django_db
+def test_a_pause_is_told_once_it_has_lasted_and_a_resume_ends_it(receiver: Receiver) -> None:
+    hook(receiver)
+    pause(by="alice", door="command", why="a move")
+    tell()
+    Trouble.objects.update(since=Now() - timedelta(minutes=16))
+    tell()
+    assert receiver.told == [("reconciler_paused", "begins", "reconciler")]
+    assert "alice has paused the reconciler (a move)" in receiver.received[0].json["sentence"]
+    resume(by="alice", door="command")
+    tell()
+    settle()
+    tell()
+    assert receiver.told[1:] == [("reconciler_paused", "over", "reconciler")]
