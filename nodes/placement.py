@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from catalog.reading import quote
 from catalog.spec import ModelSpec, ProfileSpec
-from nodes.protocol import GpuReport, Launch, StateReport
+from nodes.protocol import HELD, GpuReport, Launch, StateReport
 
 GB = 1_000_000_000
 MIB = 1 << 20
@@ -65,6 +65,7 @@ class Want:
     """One replica that should run. `profiles` may be tried, in this order of preference.
 
     crowd: replicas of the model, by node. held_on: names of nodes that are known to hold the weights.
+    weights_key: what they are called between nodes at the model's commit, "" where it has none.
     avoid: by profile name, the nodes where it failed lately for a reason of theirs, and that reason.
     """
 
@@ -73,6 +74,7 @@ class Want:
     source_bytes: int | None = None
     crowd: Mapping[int, int] = field(default_factory=dict)
     held_on: Collection[str] = frozenset()
+    weights_key: str = ""
     avoid: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
@@ -173,9 +175,14 @@ class Spot:
         return self._free.get(gpu_class, ())
 
     def holds(self, want: Want) -> bool:
-        """Whether the weights are there already."""
+        """Whether the weights are there already. The source says which files, and its key which commit."""
         report = self.node.report
-        return self.node.name in want.held_on or (report is not None and want.spec.source in report.weights)
+        if self.node.name in want.held_on:
+            return True
+        if report is None or want.spec.source not in report.weights:
+            return False
+        kept = {each.key for each in report.holdings if each.state == HELD}
+        return not (want.weights_key and kept) or want.weights_key in kept
 
 
 def by_preference(profiles: Iterable[ProfileSpec]) -> tuple[ProfileSpec, ...]:
@@ -292,9 +299,13 @@ def _is_short_of_disk(want: Want, spot: Spot, need: int) -> bool:
 
 
 def _here_bytes(want: Want, report: StateReport | None) -> int:
-    """What there is of it already: a fetch goes on from there."""
+    """What there is of it already: a fetch goes on from there, and of another commit begins anew."""
     repo = want.spec.source.partition(":")[0].partition("@")[0]
-    sizes = (each.size_bytes for each in (report.holdings if report else ()) if each.repo == repo)
+    sizes = (
+        each.size_bytes
+        for each in (report.holdings if report else ())
+        if (each.key == want.weights_key if want.weights_key else each.repo == repo)
+    )
     return max(sizes, default=0)
 
 

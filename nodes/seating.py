@@ -75,7 +75,8 @@ class Room:
                 for source in spot.node.report.weights if spot.node.report else ():
                     self._holders.setdefault(source, set()).add(id)
         named = {self._ids[name] for name in want.held_on if name in self._ids}
-        return named | self._holders.get(want.spec.source, set())
+        told = self._holders.get(want.spec.source, set())
+        return named | {id for id in told if self.spots[id].holds(want)}
 
     def tightest_first(self, gpu_class: str, count: int, among: Collection[int]) -> Iterator[Spot]:
         """Those of `among` with `count` free GPUs of the class or more: the fewest first, then by name."""

@@ -28,8 +28,13 @@ class Holder:
 
 def key_of(launch: Launch) -> str:
     """Of what is fetched for it; empty where nothing is, or nobody knows yet what exactly."""
-    source = hub_source(launch.source) if launch.engine != "sim" else None
-    revision = launch.revision or (source.revision if source else "")
+    return key_at(launch.source, launch.revision) if launch.engine != "sim" else ""
+
+
+def key_at(text: str, revision: str) -> str:
+    """Of a source, pinned to a commit or naming one itself; empty for any other."""
+    source = hub_source(text)
+    revision = revision or (source.revision if source else "")
     return weights_key(source.repo, revision) if source and is_commit(revision) else ""
 
 

@@ -16,6 +16,7 @@ from nodes.draft import Crew, Draft
 from nodes.placement import Seat, Unseated, Want
 from nodes.protocol import Launch
 from nodes.seating import place
+from nodes.sharing import key_at
 from nodes.snapshot import Model, launch_of
 
 RESIDENCE = timedelta(minutes=2)  # that a replica has been ready for before it may be evicted
@@ -111,6 +112,7 @@ class Starter:
             source_bytes=self._source_bytes(model),
             crowd=crew.by_node,
             held_on=model.held_on,
+            weights_key=key_at(model.spec.source, model.source_revision),
             avoid=choice.avoid,
         )
 

@@ -25,8 +25,9 @@ from nodes.placement import (
     freshness,
     refusal,
 )
-from nodes.protocol import EngineReport, GpuReport, StateReport
+from nodes.protocol import HELD, EngineReport, GpuReport, StateReport, WeightsReport
 from nodes.seating import Room, choose, place
+from nodes.tickets import weights_key
 
 H100 = "h100-80g"
 
@@ -47,6 +48,12 @@ def want(*profiles: dict[str, Any], source: str = "org/m", **columns: Any) -> Wa
     raw = [first | (profile or {}) for profile in profiles or ({},)]
     spec = ModelSpec.load({"name": "m", "source": source, "profiles": raw, "scaling": {"min": 1, "max": 9}})
     return Want(spec=spec, profiles=by_preference(spec.profiles), **columns)
+
+
+def holding(name: str, commit: str, **columns: Any) -> Node:
+    """One whose store has org/m at a commit."""
+    held = WeightsReport(weights_key("org/m", commit), "org/m", commit, HELD, size_bytes=100 * 10**9)
+    return node(name, weights=("org/m",), holdings=(held,), **columns)
 
 
 def seated(asked: Want, *nodes: Node) -> Seat:
@@ -84,6 +91,12 @@ CORDONED = node("c", is_cordoned=True)
             (node("a", cards(8, "a100-80g")),),
             "0 of 1 node: 1 lacks 4 free h100-80g",
             id="another class",
+        ),
+        pytest.param(
+            want({"tp": 1, "min_disk_gb": 140}, weights_key=weights_key("org/m", "c" * 40)),
+            (holding("a", "0" * 40, disk_free_bytes=60 * 10**9),),
+            "0 of 1 node: 1 short of disk (need 140 GB)",
+            id="room for a newer commit than the one it holds",
         ),
         pytest.param(
             want(),
@@ -250,6 +263,18 @@ def test_a_seat_is_taken_although_or_with(asked: Want, there: Node, gpus: tuple[
             (node("a"), node("b", weights=("org/m",))),
             "b",
             id="the one that holds the weights",
+        ),
+        pytest.param(
+            want({"tp": 1}, weights_key=weights_key("org/m", "c" * 40)),
+            (holding("a", "0" * 40), holding("b", "c" * 40)),
+            "b",
+            id="the one that holds the weights at the model's commit",
+        ),
+        pytest.param(
+            want({"tp": 1}, weights_key=weights_key("org/m", "c" * 40)),
+            (node("a"), node("b", weights=("org/m",))),
+            "b",
+            id="the one whose older agent does not say which commit it holds",
         ),
         pytest.param(
             want({"tp": 1}, source="/models/m", held_on={"b"}),
