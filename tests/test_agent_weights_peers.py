@@ -15,6 +15,7 @@ import pytest
 from nodes.protocol import CLOCK_HEADER
 from nodes.tickets import sign, weights_key
 from tests.agent_process import KEY, TOKEN, AgentProcess, gguf, llama_server
+from tests.gguf_parts import split
 from tests.test_agent_weights import agent_at, model_path, wanted
 from tests.waiting import wait_until
 from tests.weights_hub import COMMIT, FileHub, running
@@ -144,14 +145,16 @@ def test_what_a_peer_gives_is_checked_and_the_hub_asked_instead(tmp_path: Path) 
         assert len(hub.gets()) == 2
 
 
-@pytest.mark.skipif("SOAK_STEPS" not in os.environ, reason="a quarter of a gigabyte twice, for make soak")
 @pytest.mark.skipif(llama_server() is None, reason="no llama-server that runs on this processor")
-def test_a_real_model_that_came_from_a_hub_and_then_from_a_peer_answers_a_chat(
+def test_a_real_model_in_parts_that_came_from_a_hub_and_then_from_a_peer_answers_a_chat(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    model = gguf(pytestconfig.cache.mkdir("gguf")).read_bytes()  # type: ignore[union-attr]
-    with running({"m.gguf": model}) as hub, agents_at(hub, tmp_path, 2) as (first, second):
-        hub.cuts["m.gguf"] = [64_000_000, 64_000_000]
+    whole = gguf(pytestconfig.cache.mkdir("gguf")).read_bytes()  # type: ignore[union-attr]
+    parts = dict(split(whole, 64_000_000))
+    assert len(parts) > 2
+    first_part, *_, last_part = parts
+    with running(parts) as hub, agents_at(hub, tmp_path, 2) as (first, second):
+        hub.cuts = {last_part: [32_000_000, 16_000_000]}
         replica = wanted()
         first.put(replica)
         wait_until(lambda: first.rank(replica["replica"])["state"] == "starting", "the weights", timeout_s=60)
@@ -164,6 +167,7 @@ def test_a_real_model_that_came_from_a_hub_and_then_from_a_peer_answers_a_chat(
         replica["launch"]["profile"]["args"] = ["--threads", "2"]
         second.put(replica)
         rank = second.wait_for(replica["replica"], "ready", timeout_s=90)
+        assert any(word.endswith(first_part) for word in rank["command"])
         with openai.OpenAI(
             base_url=f"http://127.0.0.1:{rank['port']}/v1", api_key=KEY, max_retries=0, timeout=60
         ) as client:
