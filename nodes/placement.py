@@ -293,18 +293,21 @@ def _is_short_of_disk(want: Want, spot: Spot, need: int) -> bool:
     free = report.disk_free_bytes if report else None
     if report and report.room_bytes is not None:  # with what the store would make room by
         free = report.room_bytes
-    if free is None or free + _here_bytes(want, report) - sum(spot.coming.values()) >= need:
+    if (
+        free is None
+        or free + here_bytes(want.spec.source, want.weights_key, report) - sum(spot.coming.values()) >= need
+    ):
         return False
     return want.spec.source not in spot.coming and not spot.holds(want)
 
 
-def _here_bytes(want: Want, report: StateReport | None) -> int:
+def here_bytes(source: str, key: str, report: StateReport | None) -> int:
     """What there is of it already: a fetch goes on from there, and of another commit begins anew."""
-    repo = want.spec.source.partition(":")[0].partition("@")[0]
+    repo = source.partition(":")[0].partition("@")[0]
     sizes = (
         each.size_bytes
         for each in (report.holdings if report else ())
-        if (each.key == want.weights_key if want.weights_key else each.repo == repo)
+        if (each.key == key if key else each.repo == repo)
     )
     return max(sizes, default=0)
 

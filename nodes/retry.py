@@ -1,14 +1,15 @@
 """When a profile that has failed may be tried again, by the kind of its failures.
 
-configuration waits for an edit; capacity and disk wait long, doubling; a node's trouble sends the next try
-elsewhere; everything else backs off 1, 2, 4 ... 60 s. A profile that keeps failing gives way to the others
-for as long as its failures are recent. All of it is computed from failures that are on record: a restart of
-anything forgets nothing, and minutes of health reset it.
+configuration waits for an edit; capacity and disk wait long, doubling, and disk only half a minute once there
+is room again; a node's trouble sends the next try elsewhere; everything else backs off 1, 2, 4 ... 60 s. A
+profile that keeps failing gives way to the others for as long as its failures are recent. All of it is
+computed from failures that are on record: a restart of anything forgets nothing, and minutes of health reset
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -60,8 +61,16 @@ def is_same_attempt(was: Launch, now: Launch) -> bool:
     return _key(was) == _key(now)
 
 
-def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: datetime) -> Verdict:
-    """`failures` are those of one profile as it is now; `wanted` is how many replicas there should be."""
+def judge(
+    profile: str,
+    failures: Iterable[Failure],
+    *,
+    wanted: int,
+    now: datetime,
+    has_room: Callable[[Failure], bool] = lambda failure: False,
+) -> Verdict:
+    """`failures` are those of one profile as it is now; `wanted` is how many replicas there should be.
+    `has_room`: whether a disk that was too full for it is so no more, which ends the doubling of the wait."""
     newest = sorted(failures, key=lambda failure: (failure.at, failure.replica), reverse=True)
     for failure in newest:
         if failure.kind == CONFIGURATION:
@@ -77,9 +86,10 @@ def judge(profile: str, failures: Iterable[Failure], *, wanted: int, now: dateti
         for each in newest
         if each.kind not in (CONFIGURATION, CAPACITY, DISK, NODE) and _is_recent(each, WINDOW, now)
     ]
+    slow_longest = SLOW_FIRST if slow and slow[0].kind == DISK and has_room(slow[0]) else SLOW_LONGEST
     waits = [
         (failures[0].at + _doubled(first, longest, _rounds(failures, wanted)), failures)
-        for failures, first, longest in ((slow, SLOW_FIRST, SLOW_LONGEST), (brief, FIRST, LONGEST))
+        for failures, first, longest in ((slow, SLOW_FIRST, slow_longest), (brief, FIRST, LONGEST))
         if failures
     ]
     retry_at, cause = max(waits, default=(now, []), key=lambda wait: wait[0])

@@ -15,8 +15,9 @@ from nodes.buckets import Start
 from nodes.draft import Crew, Draft
 from nodes.placement import Seat, Unseated, Want
 from nodes.protocol import Launch
+from nodes.retry import Failure
 from nodes.seating import place
-from nodes.sharing import key_at
+from nodes.sharing import key_at, key_of
 from nodes.snapshot import Model, launch_of
 
 RESIDENCE = timedelta(minutes=2)  # that a replica has been ready for before it may be evicted
@@ -41,7 +42,7 @@ class Starter:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self._failures: dict[int, list[retry.Failure]] = {}
+        self._failures: dict[int, list[Failure]] = {}
         for model_id, failure in draft.snapshot.failures:
             self._failures.setdefault(model_id, []).append(failure)
         self._idle: list[eviction.Tenant] | None = None
@@ -89,6 +90,7 @@ class Starter:
                 [failure for failure in failed if retry.is_same_attempt(failure.launch, launch)],
                 wanted=model.spec.scaling.min,
                 now=self.draft.now,
+                has_room=self._has_room,
             )
             if verdict.may_try:
                 (last if verdict.gives_way else first).append(profile)
@@ -101,7 +103,16 @@ class Starter:
         weary = tuple(profile.name for profile in last)
         return Choice((*first, *last), tuple(waits), weary, avoid)
 
-    def failures_of(self, model: Model) -> list[retry.Failure]:
+    def _has_room(self, failure: Failure) -> bool:
+        """Whether its node could take now what it could not take then."""
+        spot = self.draft.room.spots.get(failure.node or 0)
+        report = spot.node.report if spot else None
+        if report is None or report.room_bytes is None or failure.total_bytes is None:
+            return False
+        here = placement.here_bytes(failure.launch.source, key_of(failure.launch), report)
+        return report.room_bytes + here >= failure.total_bytes
+
+    def failures_of(self, model: Model) -> list[Failure]:
         return self._failures.get(model.id, [])
 
     def want(self, crew: Crew, choice: Choice) -> Want:

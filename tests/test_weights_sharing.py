@@ -191,6 +191,21 @@ def test_a_node_that_had_no_room_is_passed_over_until_it_has() -> None:
         assert len(plan(world.snapshot()).start) == starts
 
 
+def test_room_that_appears_ends_a_long_wait() -> None:
+    world = World().node("a").model(engine="vllm", gpu_class="sim")
+    launch = launch_of(world.models["m"], world.models["m"].spec.profiles[0])
+    for times, seconds in enumerate((40, 100, 200, 400)):
+        failure = Failure(f"r{times}", launch, ago(seconds), DISK, "full", ord("a"), ago(500), 40 * GB)
+        world.failures.append((world.models["m"].id, failure))
+    report = world.nodes["a"].report
+    assert report is not None
+    part = WeightsReport(key_of(launch), "org/m", COMMIT, PARTIAL, 10 * GB)
+    for room, starts in ((20 * GB, 0), (30 * GB, 1)):
+        report = replace(report, engines=(EngineReport("vllm"),), room_bytes=room, holdings=(part,))
+        world.nodes["a"] = replace(world.nodes["a"], report=report)
+        assert len(plan(world.snapshot()).start) == starts, room
+
+
 # --- a pass ---------------------------------------------------------------------------------------
 
 
