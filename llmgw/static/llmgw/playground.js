@@ -3,24 +3,17 @@
    Whatever comes from a model, an engine or a file is text, and is shown as text. */
 
 import { Gateway, Refusal, refusalOf } from "./gateway.js";
+import { count, megabytes, piece } from "./pieces.js";
 import { asCurl, asPython } from "./snippets.js";
 import { events } from "./stream.js";
+import { Answer, say, sayNothing, toEnd } from "./talk.js";
 
 const at = (id) => document.getElementById(id);
 const form = at("ask");
-const { origin, key: keyUrl, replica: replicaUrl, models: modelsUrl, imagesBytes } = form.dataset;
+const { origin, key: keyUrl, models: modelsUrl, imagesBytes } = form.dataset;
 const gateway = new Gateway({ origin, keyUrl, csrf: form.elements.csrfmiddlewaretoken.value });
 
 const LOOKS = { ready: "good", loading: "busy", on_demand: "", off: "bad", unavailable: "bad" };
-const ROUTES = {
-  only: "the only one that is ready",
-  prefix: "it has computed most of this prompt already",
-  "prefix-miss": "the prompt is new, and goes where its like will go",
-  "least-loaded": "the least loaded",
-  "round-robin": "its turn",
-  session: "where this session goes",
-};
-const ENDINGS = { length: "cut at max tokens", content_filter: "cut by a filter" };
 const LOOK_AGAIN_MS = 3000;
 
 const TOOLS = [
@@ -55,22 +48,9 @@ let images = []; // {name, url, bytes}
 let calls = []; // of the last answer, those whose results are not typed in yet
 let results = [];
 let running = null; // what stops the request that runs
+let isAway = false; // and the page says so
 
-// --- small pieces -------------------------------------------------------------------------------------------
-
-function piece(name, { text = "", ...fields } = {}, ...inner) {
-  const made = Object.assign(document.createElement(name), fields);
-  made.append(...(text === "" ? [] : [text]), ...inner);
-  return made;
-}
-
-function count(number, word) {
-  return `${number} ${word}${number === 1 ? "" : "s"}`;
-}
-
-function megabytes(bytes) {
-  return `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB`;
-}
+// --- what is told -------------------------------------------------------------------------------------------
 
 function tellFault(fault) {
   const lines = [piece("p", { text: fault.message })];
@@ -107,9 +87,12 @@ async function readModels() {
   try {
     models = (await gateway.models()).filter((each) => !each.alias_of);
   } catch (fault) {
+    isAway = true;
     tellFault(fault);
     return;
   }
+  if (isAway) clearFault();
+  isAway = false;
   const options = models.map((each) => piece("option", { value: each.id, text: `${each.id} (${each.status.replace("_", " ")})` }));
   const there = [...select.options].map((each) => each.textContent);
   if (options.map((each) => each.textContent).join("\n") !== there.join("\n")) select.replaceChildren(...options);
@@ -199,26 +182,6 @@ function showSnippets() {
 
 // --- the talk -----------------------------------------------------------------------------------------------
 
-function isAtEnd() {
-  const log = at("log");
-  return log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-}
-
-function follow(change) {
-  const follows = isAtEnd();
-  change();
-  if (follows) at("log").scrollTop = at("log").scrollHeight;
-}
-
-function say(role, heading) {
-  const log = at("log");
-  log.querySelector(".empty")?.remove();
-  const article = piece("article", { className: role }, piece("h3", { text: heading }));
-  log.append(article);
-  log.scrollTop = log.scrollHeight;
-  return article;
-}
-
 function sayAsked(messages) {
   const articles = [];
   for (const { role, content } of messages.slice(results.length)) {
@@ -230,113 +193,8 @@ function sayAsked(messages) {
     }
     articles.push(article);
   }
-  at("log").scrollTop = at("log").scrollHeight;
+  toEnd();
   return articles;
-}
-
-/* An answer as it grows. */
-class Answer {
-  constructor(name) {
-    this.article = say("assistant", name);
-    this.article.setAttribute("aria-busy", "true");
-    this.text = "";
-    this.calls = [];
-    this.usage = null;
-    this.ending = "";
-    this.firstAt = this.lastAt = 0;
-  }
-
-  take(chunk) {
-    if (chunk.usage) this.usage = chunk.usage;
-    const choice = chunk.choices?.[0];
-    if (!choice) return;
-    if (choice.finish_reason) this.ending = choice.finish_reason;
-    const { content, tool_calls: called, reasoning_content: older, reasoning = older } = choice.delta ?? {};
-    if (!content && !called?.length && !reasoning) return;
-    this.lastAt = performance.now();
-    this.firstAt ||= this.lastAt;
-    follow(() => {
-      if (reasoning) this.#reasons(reasoning);
-      if (content) this.#says(content);
-      for (const part of called ?? []) this.#calls(part);
-    });
-  }
-
-  #says(content) {
-    this.text += content;
-    this.words ??= this.article.appendChild(piece("p", { className: "words" }));
-    this.words.append(content);
-  }
-
-  #reasons(content) {
-    if (!this.thoughts) {
-      this.thoughts = piece("pre", { tabIndex: 0 });
-      this.article.append(piece("details", {}, piece("summary", { text: "Reasoning" }), this.thoughts));
-    }
-    this.thoughts.append(content);
-  }
-
-  #calls({ index = 0, id, function: called = {} }) {
-    this.shown ??= [];
-    this.calls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } };
-    this.shown[index] ??= this.article.appendChild(piece("pre", { tabIndex: 0 }));
-    const call = this.calls[index];
-    if (id) call.id = id;
-    call.function.name += called.name ?? "";
-    call.function.arguments += called.arguments ?? "";
-    this.shown[index].textContent = `${call.function.name}(${call.function.arguments})`;
-  }
-
-  get isEmpty() {
-    return !this.text && !this.calls.length;
-  }
-
-  get message() {
-    const said = { role: "assistant", content: this.text || null };
-    return this.calls.length ? { ...said, tool_calls: this.calls } : said;
-  }
-
-  /* What it cost. `begunAt` is when it was asked for, `note` how it ended where that was not as it should. */
-  end(begunAt, note = "") {
-    this.article.removeAttribute("aria-busy");
-    const figures = [];
-    if (this.firstAt) figures.push(`TTFT ${Math.round(this.firstAt - begunAt)} ms`);
-    const made = this.usage?.completion_tokens;
-    const seconds = (this.lastAt - this.firstAt) / 1000;
-    if (made > 1 && seconds > 0) figures.push(`${((made - 1) / seconds).toFixed(1)} tokens/s`);
-    if (this.usage) {
-      const cached = this.usage.prompt_tokens_details?.cached_tokens;
-      figures.push(`${count(this.usage.prompt_tokens, "token")} asked${cached ? `, ${cached} of them cached` : ""}, ${made ?? 0} answered`);
-    }
-    if (note || ENDINGS[this.ending]) figures.push(note || ENDINGS[this.ending]);
-    const follows = isAtEnd();
-    if (figures.length) this.article.append(piece("p", { className: "figures", text: figures.join(" · ") }));
-    if (this.served) this.article.append(this.served);
-    if (follows) at("log").scrollTop = at("log").scrollHeight;
-  }
-
-  /* Which replica answers and why, by the answer's headers. */
-  async tellWho(headers, asked) {
-    const replica = headers.get("x-llmgw-replica");
-    this.served = piece("p", { className: "figures" });
-    if (!replica) {
-      this.served.textContent = "Which replica it was is not known here: the answer began while its model was loading.";
-      return;
-    }
-    const why = headers.get("x-llmgw-route") ?? "";
-    const model = decodeURIComponent(headers.get("x-llmgw-model") ?? "");
-    const link = piece("a", { href: replicaUrl.replace(/[0-9a-f-]{36}/, replica), text: replica.slice(0, 8) });
-    const where = piece("span");
-    const rest = [`: ${ROUTES[why] ?? why}`, ` · ${headers.get("x-llmgw-overhead-ms")} ms in the gateway`];
-    if (model && model !== asked) rest.push(` · ${model} stood in for ${asked}`);
-    this.served.append("Replica ", link, where, ...rest);
-    try {
-      const told = await (await fetch(`/api/replicas/${encodeURIComponent(replica)}`)).json();
-      if (told.node) where.textContent = ` of ${told.model}/${told.profile} on ${told.node}`;
-    } catch {
-      // its page says more
-    }
-  }
 }
 
 function tellLoading(comment) {
@@ -439,7 +297,7 @@ function beginAnew() {
   results = [];
   calls = [];
   images = [];
-  at("log").replaceChildren(piece("p", { className: "empty", text: "Nothing has been said yet." }));
+  sayNothing();
   at("text").value = "";
   clearFault();
   tellNow("");
