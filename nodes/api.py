@@ -32,6 +32,7 @@ from nodes.holdings import needing, weights, weights_as_dict
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
 from nodes.models import Job, JoinToken, Node, Orphan, Rank, Replica, Weights
 from nodes.outlook import preview_plan
+from nodes.overview import look, overview_as_dict
 from nodes.reckoning import answer, ask
 from nodes.schema import (
     describe_allow,
@@ -51,6 +52,7 @@ from nodes.schema import (
     describe_usage,
     describe_weights,
 )
+from nodes.shapes import describe_overview
 from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
 from nodes.telling import outlook_as_dict
@@ -503,6 +505,18 @@ class UsageViewSet(ViewSet):
         return Response(answer(ask(**request.query_params.dict()), request.user).as_dict())
 
 
+class OverviewViewSet(ViewSet):
+    """How the cluster is, at a glance."""
+
+    permission_classes = (MayDo,)
+    needs: ClassVar[Mapping[str, str]] = {"overview": "nodes.view_cluster"}
+
+    @describe_overview
+    def overview(self, request: Request) -> Response:
+        check_parameters(request, ())
+        return Response(overview_as_dict(look(request.user)))
+
+
 router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
@@ -517,6 +531,7 @@ urls = [
         name="replica-log",
     ),
     re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),
+    re_path(r"^overview/?\Z", OverviewViewSet.as_view({"get": "overview"}), name="overview"),
     re_path(r"^usage/?\Z", UsageViewSet.as_view({"get": "usage"}), name="usage"),
     re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),
     *(

@@ -14,7 +14,7 @@ from nodes import agenda, telling
 from nodes.attention import Matter
 from nodes.consequences import Consequences
 from nodes.models import Node, Replica, Weights
-from nodes.overview import Fact, Overview
+from nodes.overview import Fact, Overview, facts_of
 from nodes.placement import Freshness, agreeing
 from nodes.progress import progress_words
 from nodes.showing import GpuUse, freshness_of, kept_free_words, running_on, staleness_of
@@ -129,7 +129,7 @@ def overview_shown(seen: Overview) -> dict[str, Any]:
     return {
         "needs": _matters(seen.needs),
         "under_way": _matters(seen.under_way),
-        "facts": [(fact.name, _parts(fact)) for fact in seen.facts],
+        "facts": [(fact.name, _parts(fact)) for fact in facts_of(seen)],
         "events": _happened(seen) if seen.events else "",
         "sees_traffic": seen.traffic is not None,
     }

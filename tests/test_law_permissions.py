@@ -86,6 +86,7 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
     ("GET", "/api/replicas/{id}/log", None, "viewer", 503),
     ("DELETE", "/api/replicas/{id}", None, "operator", 202),
+    ("GET", "/api/overview", None, "viewer", 200),
     ("GET", "/api/plan", None, "viewer", 200),
     ("GET", "/api/usage", None, "viewer", 200),
     ("GET", "/api/reconciler", None, "viewer", 200),

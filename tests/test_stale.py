@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from catalog.spec import ModelSpec, ProfileSpec
 from nodes.protocol import Launch, read, to_json
 from nodes.snapshot import Model, launch_of
-from nodes.stale import Staleness, judge, launch_from
+from nodes.stale import Staleness, is_as_the_catalog, judge, launch_from
 
 PROFILE = {"name": "p", "engine": "vllm", "gpu_class": "h100-80g", "tp": 2, "env": {"A": "1", "B": "2"}}
 MODEL = {
@@ -34,6 +34,19 @@ LAUNCH = launch_of(Model(1, spec(), source_revision="c0ffee"), spec().profiles[0
 
 def judged(now: ModelSpec, *, revision: str = "c0ffee") -> Staleness:
     return judge(LAUNCH.fingerprint, LAUNCH, now.profile("p"), now, source_revision=revision)
+
+
+def is_sound(launch: Launch, now: ModelSpec, revision: str = "c0ffee") -> bool:
+    """As it is told of thousands, from the columns of rows."""
+    profile = now.profile("p")
+    columns = {
+        "name": now.name,
+        "source": now.source,
+        "context_length": now.context_length,
+        "capabilities": set(now.capabilities.written()),
+    }
+    told = profile.fingerprint() if profile else ""
+    return is_as_the_catalog(launch.fingerprint, to_json(launch), told, columns, revision)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +116,7 @@ def test_after_an_edit_of(
 ) -> None:
     found = judged(spec(**edit))
     assert found.word == word
+    assert is_sound(LAUNCH, spec(**edit)) is (word == "")
     assert [each.field for each in found.stale_fields] == fields
     assert [each.field for each in found.launch_fields] == launch_fields
     assert found.restart_needed is restart_needed
@@ -130,6 +144,7 @@ def test_a_source_that_moved_on(was: str, now: str, is_stale: bool) -> None:
     launch = replace(LAUNCH, revision=was)
     found = judge(launch.fingerprint, launch, spec().profile("p"), spec(), source_revision=now)
     assert found.stale_launch is is_stale
+    assert is_sound(launch, spec(), now) is not is_stale
     assert [each.field for each in found.launch_fields] == ["revision"] * is_stale
 
 
@@ -137,6 +152,7 @@ def test_an_unknown_fingerprint_is_unknown_and_never_stale() -> None:
     found = judge("", replace(LAUNCH, fingerprint=""), spec({"tp": 1}).profile("p"), spec({"tp": 1}))
     assert found.stale_profile is None
     assert found.word == "unknown profile"
+    assert not is_sound(replace(LAUNCH, fingerprint=""), spec())
     assert not found.stale_fields
     assert not found.restart_needed
 
@@ -187,6 +203,7 @@ def test_a_replica_is_stale_exactly_when_its_fingerprint_differs(
     found = judged(now)
     assert found.stale_profile is (now.profiles[0].fingerprint() != LAUNCH.fingerprint)
     assert found.stale_profile is bool(found.stale_fields)
+    assert is_sound(LAUNCH, now) is (found.word == "")
     assert found.restart_needed is any(
         each.field not in ("weight", "priority") for each in found.stale_fields
     )

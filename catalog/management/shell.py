@@ -1,4 +1,5 @@
-"""What all commands share: who is at the shell, how a table and an age look, and how a refusal does."""
+"""What all commands share: who is at the shell, how a table and an age look, what is watched, and how a
+refusal does."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import json
 import os
 import shutil
 import textwrap
-from argparse import ArgumentParser
+import time
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import Any
 
@@ -17,10 +19,11 @@ from django.core.management.base import CommandError, OutputWrapper
 from django.db import DatabaseError
 
 from catalog.actions import Outcome, SourceRefused
-from catalog.reading import CatalogError, shown
+from catalog.reading import CatalogError, quote, shown
 from catalog.typed import TypingError, span_words
 
 DOOR = "command"
+WATCH_S = 2.0
 CELL_LIMIT = 400  # characters
 NARROWEST = 8  # columns of a terminal are not made narrower
 GAP, INDENT, EMPTY = "  ", "    ", "-"
@@ -44,6 +47,43 @@ def add_why(parser: ArgumentParser) -> None:
 
 def add_dry_run(parser: ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, and change nothing")
+
+
+def add_watch(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=WATCH_S,
+        metavar="SECONDS",
+        help=f"again every {WATCH_S:g} seconds, until Ctrl-C",
+    )
+
+
+def watched(stdout: OutputWrapper, every_s: float | None) -> Iterator[bool]:
+    """Once, and then each time what is watched is to be shown again, until Ctrl-C: whether the terminal is to
+    be cleared for it."""
+    yield False
+    if every_s is not None:
+        with suppress(KeyboardInterrupt):
+            while True:
+                stdout.flush()
+                time.sleep(every_s)
+                yield bool(stdout.isatty())
+
+
+def clear(stdout: OutputWrapper) -> None:
+    stdout.write("\x1b[H\x1b[J", ending="")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= 3600:
+        raise ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0 and up to 3600")
+    return seconds
 
 
 def print_json(stdout: OutputWrapper, value: Any) -> None:

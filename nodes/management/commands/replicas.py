@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from argparse import ArgumentParser, ArgumentTypeError
-from contextlib import suppress
+from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db.models import QuerySet
 
-from catalog.management.shell import add_json, ago, print_differences, print_json, print_table, refusals
+from catalog.management.shell import (
+    add_json,
+    add_watch,
+    ago,
+    clear,
+    print_differences,
+    print_json,
+    print_table,
+    refusals,
+    watched,
+)
 from catalog.reading import quote, shown
 from catalog.typed import span_words
 from nodes.models import Replica
 from nodes.showing import of_model, replica_as_dict, replicas, staleness_of
 
 HEADINGS = ("replica", "model/profile", "node", "port", "state", "changed", "stale", "reason")
-WATCH_S = 2.0
-CLEAR = "\x1b[H\x1b[J"  # a terminal
 
 
 class Command(BaseCommand):
@@ -32,30 +38,17 @@ class Command(BaseCommand):
         )
         parser.add_argument("--all", action="store_true", help="those that are stopped or failed as well")
         add_json(parser)
-        parser.add_argument(
-            "--watch",
-            nargs="?",
-            type=_seconds,
-            const=WATCH_S,
-            metavar="SECONDS",
-            help=f"again every {WATCH_S:g} seconds, until Ctrl-C",
-        )
+        add_watch(parser)
 
     def handle(self, *args: Any, watch: float | None, **options: Any) -> None:
-        self._show(**options)
-        if watch is None:
-            return
-        with suppress(KeyboardInterrupt):
-            while True:
-                self.stdout.flush()
-                time.sleep(watch)
-                self._show(clears=self.stdout.isatty(), **options)
+        for clears in watched(self.stdout, watch):
+            self._show(clears=clears, **options)
 
-    def _show(self, *, clears: bool = False, **options: Any) -> None:
+    def _show(self, *, clears: bool, **options: Any) -> None:
         with refusals():
             found = _found(**options)
         if clears:
-            self.stdout.write(CLEAR, ending="")
+            clear(self.stdout)
         if options["json"]:
             print_json(self.stdout, [told for told, _ in found])
         else:
@@ -91,16 +84,6 @@ class Command(BaseCommand):
             print_differences(
                 self.stdout, [(each["field"], each["was"], each["now"]) for each in differences]
             )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds <= 3600:
-        raise ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0 and up to 3600")
-    return seconds
 
 
 def _found(*, model: str | None, stale: bool, **options: Any) -> list[tuple[dict[str, Any], str]]:
