@@ -9,9 +9,10 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
+from llmgw.gateway.connection import LARGE_BYTES, notice_death
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.routing import Target
-from llmgw.gateway.upstream import LARGE_BYTES, EngineAway, Upstream, connecting_socket
+from llmgw.gateway.upstream import EngineAway, Upstream
 
 pytestmark = pytest.mark.one_database
 
@@ -62,8 +63,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1
 
 
 async def test_a_connection_whose_other_end_is_gone_is_ended_by_the_kernel_in_35_s() -> None:
-    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
-    with connecting_socket(address) as kept:
+    with socket.socket() as kept:
+        notice_death(kept)
         told = [
             kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
             kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),

@@ -1,4 +1,4 @@
-"""Talking to engines: the only module that does.
+"""Talking to engines: the only module that does, by its pools of connections.
 
 A request goes to a path from a table, with headers from an allow-list and the replica's own key. Closing an
 answer before its end closes the connection, which is how an engine learns that nobody listens. Every failure
@@ -8,27 +8,19 @@ is an EngineAway whose text finishes the sentence "the replica ...".
 from __future__ import annotations
 
 import asyncio
-import io
-import socket
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
+from llmgw.gateway.connection import Broken, Reply, Stale
 from llmgw.gateway.patience import Watch
+from llmgw.gateway.pool import Absent, Pool
 from llmgw.gateway.routing import Target
 
-KEEP_ALIVE_S = 4.0
-"""Below the 5 s after which vllm and llama.cpp close an idle connection, so that none is used as it
-closes."""
-DEAD_AFTER_S, PROBE_EVERY_S = 35, 5
-"""A connection whose other end is gone without a word is ended after so long, in the middle of an answer
-too."""
-LARGE_BYTES = 1024 * 1024
-"""A body from here on goes out in pieces: at once, it would hold up all other requests."""
+CONNECTIONS = 1_000
+"""Of one process to one replica; who comes on top of that waits for one."""
+LOOK_EVERY_S = 1.0
+"""For connections that were kept too long, and replicas that are gone."""
 
 CLIENT_HEADERS = ("traceparent", "tracestate")
 """What of a client's headers reaches an engine."""
@@ -36,37 +28,39 @@ CLIENT_HEADERS = ("traceparent", "tracestate")
 
 class EngineAway(Exception):
     """The replica did not answer, or stopped in the middle. `is_absent`: it took no connection, so it never
-    saw the request. `was_dropped`: its connection broke, which may have been an old one, kept from an earlier
-    request, or the end of a process that comes back."""
+    saw the request. `was_dropped`: its connection broke, which may be the end of a process that comes
+    back."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(_cause(error))
-        self.is_absent = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        self.was_dropped = not (self.is_absent or isinstance(error, TimeoutError))
+    def __init__(self, cause: str, *, is_absent: bool = False, was_dropped: bool = False) -> None:
+        super().__init__(cause)
+        self.is_absent, self.was_dropped = is_absent, was_dropped
 
 
 class Answer:
     """A response whose head has arrived. Its body is read once; `close` may come at any time and more than
     once."""
 
-    def __init__(self, response: aiohttp.ClientResponse, watch: Watch) -> None:
-        self._response, self._watch = response, watch
-        self._loop = asyncio.get_running_loop()
+    __slots__ = ("_loop", "_reply", "_since_s", "_watch", "content_type", "status")
+
+    def __init__(self, reply: Reply, watch: Watch, loop: asyncio.AbstractEventLoop) -> None:
+        self._reply, self._watch, self._loop = reply, watch, loop
         self._since_s: float | None = None
-        self.status = response.status
-        self.content_type = response.content_type
+        self.status, self.content_type = reply.status, reply.content_type
 
     async def piece(self, patience_s: float) -> bytes:
         """What has come, nothing after the end. A body that ends too early raises, and so does one that says
         nothing for longer than that. Comments, which engines send to keep a line open, are no sign of
         progress."""
-        left_s = patience_s
-        if self._since_s is not None:
-            left_s = max(self._since_s + patience_s - self._loop.time(), 0)
+        reply = self._reply
         try:
-            piece = await self._watch.within(left_s, self._response.content.readany())
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineAway(error) from error
+            if not reply.has_news:
+                left_s = patience_s
+                if self._since_s is not None:
+                    left_s = max(self._since_s + patience_s - self._loop.time(), 0)
+                await self._watch.within(left_s, reply.change())
+            piece = reply.take()
+        except (Broken, TimeoutError) as error:
+            raise _away(error) from error
         if not piece.startswith(b":") or b"\ndata:" in piece:
             self._since_s = None
         elif self._since_s is None:
@@ -85,31 +79,26 @@ class Answer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Ends the connection, unless the body has come to its end: it was given back then."""
-        if not self._response.content.is_eof():
-            self._response.close()
+        self._reply.close()
 
 
 class Upstream:
-    """One pool of connections to all engines. Lives on one event loop, from `start` to `stop`."""
+    """The pools of all replicas. Lives on one event loop, from `start` to `stop`."""
 
-    def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, *, connections: int = CONNECTIONS) -> None:
+        self._connections = connections
+        self._pools: dict[str, Pool] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._look: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=KEEP_ALIVE_S, use_dns_cache=True, socket_factory=connecting_socket
-            ),
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept"),
-            trust_env=False,  # a proxy in the environment is for the world outside
-        )
+        self._loop = asyncio.get_running_loop()
+        self._look = self._loop.call_later(LOOK_EVERY_S, self._look_after)
 
     async def stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._look is not None:
+            self._look.cancel()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     async def ask(
         self,
@@ -123,88 +112,100 @@ class Upstream:
         first_byte_s: float,
     ) -> Answer:
         """`path` is the gateway's, never the client's. Returns when the engine has sent its status."""
-        assert self._session is not None, "start comes first"
-        headers = _headers(target.key)
+        assert self._loop is not None, "start comes first"
+        head = _head(target.origin, path, target.key)
         if client_headers:
-            headers = headers.copy()
-            headers.update({name: value for name, value in client_headers.items() if name in CLIENT_HEADERS})
-        asking = self._session.post(
-            _url(target.origin, path),
-            # aiohttp would look for the way to send bytes among all the ways that it knows.
-            data=aiohttp.BytesPayload(body) if len(body) < LARGE_BYTES else io.BytesIO(body),
-            headers=headers,
-            allow_redirects=False,
-            timeout=_timeout(connect_s),
-        )
+            head += _own(client_headers)
         try:
-            return Answer(await watch.within(first_byte_s, asking), watch)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineAway(error) from error
+            asking = self._ask(target.origin, head, body, connect_s)
+            return Answer(await watch.within(first_byte_s, asking), watch, self._loop)
+        except (Absent, Broken, TimeoutError) as error:
+            raise _away(error) from error
 
     async def ask_briefly(
         self, target: Target, path: str, body: bytes, *, patience_s: float, limit_bytes: int
     ) -> bytes:
         """A question of the gateway's own. Nothing, where no 200 comes in time or it is too large."""
-        assert self._session is not None, "start comes first"
-        headers = {"Authorization": f"Bearer {target.key}", "Content-Type": "application/json"}
         try:
-            async with (
-                asyncio.timeout(patience_s),
-                self._session.post(
-                    _url(target.origin, path), data=body, headers=headers, allow_redirects=False
-                ) as response,
-            ):
-                told = await response.content.read(limit_bytes + 1) if response.status == 200 else b""
-                while 0 < len(told) <= limit_bytes and (more := await response.content.readany()):
-                    told += more
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(patience_s):
+                head = _head(target.origin, path, target.key)
+                reply = await self._ask(target.origin, head, body, patience_s)
+                try:
+                    return await _read(reply, limit_bytes) if reply.status == 200 else b""
+                finally:
+                    reply.close()
+        except (Absent, Broken, TimeoutError):
             return b""
-        return told if len(told) <= limit_bytes else b""
+
+    async def _ask(self, origin: str, head: bytes, body: bytes, connect_s: float) -> Reply:
+        """Once more where a connection that was kept had come to its end: nobody heard the request."""
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
+        pool = self._pool(origin)
+        connection = pool.take() or await pool.another(connect_s)
+        try:
+            return await connection.ask(head, body)
+        except Stale as stale:
+            try:
+                connection = await self._pool(origin).another(connect_s)
+            except Absent:
+                raise stale from None  # it may have heard it after all
+        return await connection.ask(head, body)
+
+    def _pool(self, origin: str) -> Pool:
+        pool = self._pools.get(origin)
+        if pool is None:
+            assert self._loop is not None, "start comes first"
+            pool = self._pools[origin] = Pool(origin, self._loop, limit=self._connections)
+        return pool
+
+    def _look_after(self) -> None:
+        assert self._loop is not None
+        now_s = self._loop.time()
+        for origin, pool in list(self._pools.items()):
+            pool.expire(now_s)
+            if pool.is_empty:
+                del self._pools[origin]
+        self._look = self._loop.call_later(LOOK_EVERY_S, self._look_after)
 
 
-def connecting_socket(address: Any) -> socket.socket:
-    """One that notices when the other end is gone without a word."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_EVERY_S)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_AFTER_S // PROBE_EVERY_S - 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
-    return made
+async def _read(reply: Reply, limit_bytes: int) -> bytes:
+    told = b""
+    while len(told) <= limit_bytes:
+        if not reply.has_news:
+            await reply.change()
+        piece = reply.take()
+        if not piece:
+            return told
+        told += piece
+    return b""
 
 
-@lru_cache(maxsize=256)
-def _timeout(connect_s: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
-
-
-@lru_cache(maxsize=4096)
-def _headers(key: str) -> CIMultiDict[str]:
-    return CIMultiDict(
-        {
-            "Authorization": f"Bearer {key}",
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
-    )
-
-
-@lru_cache(maxsize=4096)
-def _url(origin: str, path: str) -> URL:
-    return URL(origin + path)
-
-
-def _cause(error: Exception) -> str:
-    """Without hosts and ports, which are nobody's business outside."""
+def _away(error: Exception) -> EngineAway:
     match error:
-        case aiohttp.ConnectionTimeoutError():
-            return "did not accept a connection in time"
-        case aiohttp.ClientConnectorError():
-            return "refused the connection"
+        case Absent():
+            return EngineAway(str(error), is_absent=True)
         case TimeoutError():
-            return "was silent for too long"
-        case aiohttp.ClientPayloadError():
-            return "broke off"
+            return EngineAway("was silent for too long")
         case _:
-            return "closed the connection"
+            return EngineAway(str(error), was_dropped=True)
+
+
+@lru_cache(maxsize=4096)
+def _head(origin: str, path: str, key: str) -> bytes:
+    """All but the length of the body, and what a client brings along."""
+    return (
+        f"POST {path} HTTP/1.1\r\n"
+        f"Host: {urlsplit(origin).netloc}\r\n"
+        f"Authorization: Bearer {key}\r\n"
+        "Content-Type: application/json\r\n"
+        "Accept-Encoding: identity\r\n"
+    ).encode()
+
+
+def _own(client_headers: Mapping[str, str]) -> bytes:
+    """Nothing of a value that would end its line."""
+    return "".join(
+        f"{name}: {value}\r\n"
+        for name in CLIENT_HEADERS
+        if (value := client_headers.get(name)) is not None and value.isprintable()
+    ).encode()

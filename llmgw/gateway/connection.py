@@ -1,0 +1,373 @@
+"""One connection to an engine: HTTP/1.1 from the client's end, one request at a time.
+
+httptools reads what comes. What it lets pass and a client should not is refused here: an answer that was not
+asked for, a coding that nobody knows, and lines, headers and interim answers without end. A connection is
+used again only where an answer ended as it should, with nothing behind it and all of its request sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import cast
+
+import httptools
+
+KEEP_ALIVE_S = 4.0
+"""Below the 5 s after which vllm and llama.cpp close an idle connection, so that none is used as it
+closes."""
+DEAD_AFTER_S, PROBE_EVERY_S = 35, 5
+"""A connection whose other end is gone without a word is ended after so long, in the middle of an answer
+too."""
+RACE_S = 1.0
+"""A kept connection that ends so soon after it was used was closed before the request came. Later, the engine
+had the request, and its end may be the request's doing."""
+LARGE_BYTES = 1024 * 1024
+"""A body from here on goes out in pieces: at once, it would hold up all other requests."""
+PIECE_BYTES = 256 * 1024
+AHEAD_BYTES = 128 * 1024
+"""What is read ahead of a slow client, and of one more piece of the kernel's."""
+HEADERS = 100
+OVERHEAD_BYTES, CHUNK_OVERHEAD_BYTES = 64 * 1024, 64
+"""Of an answer, what is no body: between two pieces of it, and what each may bring along."""
+UNPACKED_BYTES = 16 * 1024 * 1024
+"""Of one piece of the kernel's that came packed, though nobody asked for that."""
+
+_HEARD = frozenset(
+    (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"keep-alive")
+)
+_WITHOUT_BODY = (204, 304)
+_PACKED = (b"gzip", b"x-gzip", b"deflate")
+
+
+class Broken(Exception):
+    """The connection ended before the answer did. The text finishes the sentence "the replica ..."."""
+
+
+class Stale(Broken):
+    """It was kept from an earlier request, and ended before anything was answered."""
+
+
+class _Unfit(Exception):
+    """Makes httptools stop reading."""
+
+
+class Reply:
+    """What an engine answers, as it comes. One task reads it."""
+
+    __slots__ = (
+        "_connection",
+        "content_type",
+        "ends_with_connection",
+        "fault",
+        "has_begun",
+        "is_whole",
+        "pieces",
+        "size",
+        "status",
+        "waiter",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.status = 0
+        self.content_type = ""
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.has_begun = self.is_whole = self.ends_with_connection = False
+        self.fault = ""
+        self.waiter: asyncio.Future[None] | None = None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.pieces or self.is_whole or self.fault)
+
+    def change(self) -> asyncio.Future[None]:
+        """To be awaited, once, where there is no news."""
+        self.waiter = waiter = self._connection.loop.create_future()
+        return waiter
+
+    def wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def take(self) -> bytes:
+        """What has come of the body; nothing, where there is news, after its end. Raises Broken once all that
+        came before the break is taken."""
+        pieces = self.pieces
+        if not pieces:
+            if self.fault:
+                raise Broken(self.fault)
+            return b""
+        self.pieces, self.size = [], 0
+        self._connection.go_on()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        """At any time and more than once. Ends the connection, unless the answer is whole: it was given back
+        then."""
+        if not self.is_whole:
+            self._connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Starts without a transport, which it is given by whoever connects it. Calls `when_free` when it may be
+    used again, and `when_lost` when it will never be."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        when_free: Callable[[Connection], object],
+        when_lost: Callable[[Connection], object],
+    ) -> None:
+        self.loop = loop
+        self._when_free, self._when_lost = when_free, when_lost
+        self.kept_until_s = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._reply: Reply | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._told: dict[bytes, bytes] = {}
+        self._headers = self._overhead = 0
+        self._unpacking: zlib._Decompress | None = None
+        self._was_used = self._keeps = self._is_sending = self._is_full = self._is_paused = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # --- asking ---------------------------------------------------------------------------------------------
+
+    async def ask(self, head: bytes, body: bytes) -> Reply:
+        """Returns when the status is there. Raises Broken, and Stale where the same may be asked again. Once
+        it has raised, and if it is cancelled, the connection is at its end."""
+        was_used, self._was_used = self._was_used, True
+        if self._transport is None or self._transport.is_closing():
+            raise (Stale if was_used else Broken)("closed the connection")
+        self._told, self._headers, self._overhead = {}, 0, 0
+        self._keeps, self._unpacking = False, None
+        reply = self._reply = Reply(self)
+        sent_at_s = self.loop.time()
+        try:
+            if len(body) < LARGE_BYTES:
+                self._transport.write(head + body)
+            else:
+                await self._send(head, body, reply)
+            while not reply.status:
+                if reply.fault:
+                    is_stale = was_used and not reply.has_begun and self.loop.time() - sent_at_s < RACE_S
+                    raise (Stale if is_stale else Broken)(reply.fault)
+                await reply.change()
+        except BaseException:
+            self.abort()
+            raise
+        return reply
+
+    async def _send(self, head: bytes, body: bytes, reply: Reply) -> None:
+        """As fast as the engine takes it. An answer that comes before the end is the end."""
+        transport, rest = self._transport, memoryview(body)
+        assert transport is not None
+        self._is_sending = True
+        transport.write(head)
+        while rest and not reply.status and not reply.fault:
+            transport.write(rest[:PIECE_BYTES])
+            rest = rest[PIECE_BYTES:]
+            await asyncio.sleep(0)  # for all others, where the kernel takes it at once
+            while self._is_full and not reply.status and not reply.fault:
+                await reply.change()
+        self._is_sending = bool(rest)
+
+    def go_on(self) -> None:
+        """What had come is taken."""
+        if self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Ends it at once: an engine that is still at work learns that nobody listens."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def end(self) -> None:
+        """Returns when its socket is closed."""
+        if self._transport is not None and self._ended is None:
+            self._ended = self.loop.create_future()
+            self.abort()
+            await self._ended
+
+    # --- of the transport -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
+        notice_death(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        reply = self._reply
+        if reply is None or self._parser is None:  # nobody asked, or more than was asked for
+            self.abort()
+            return
+        reply.has_begun = True
+        status, pieces, size = reply.status, len(reply.pieces), reply.size
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._keeps = False
+            if not reply.is_whole:
+                self._give_up()
+                return
+        if reply.is_whole:
+            self._reply = None
+            self._let_go()
+        else:
+            pieces = len(reply.pieces) - pieces
+            overhead = len(data) - (reply.size - size) - CHUNK_OVERHEAD_BYTES * pieces
+            self._overhead = overhead if pieces else self._overhead + overhead
+            if self._overhead > OVERHEAD_BYTES:
+                self._give_up()
+                return
+            if reply.size > AHEAD_BYTES and not self._is_paused:
+                self._is_paused = True
+                cast(asyncio.Transport, self._transport).pause_reading()
+            if not pieces and status == reply.status:
+                return
+        reply.wake()
+
+    def eof_received(self) -> None:
+        reply = self._reply
+        is_unpacked = self._unpacking is None or self._unpacking.eof
+        if reply is not None and reply.ends_with_connection and is_unpacked:
+            self._reply = None
+            reply.is_whole = True
+            reply.wake()
+        self._give_up()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._give_up()
+        self._transport = self._parser = None
+        self._when_lost(self)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._is_sending and self._reply is not None:
+            self._reply.wake()
+
+    def _give_up(self) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.fault = "broke off" if reply.status else "closed the connection"
+            reply.wake()
+        self.abort()
+
+    def _let_go(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        if not self._keeps or self._is_sending or transport.is_closing() or transport.get_write_buffer_size():
+            self.abort()
+            return
+        if self._is_paused:
+            self._is_paused = False
+            transport.resume_reading()
+        self._when_free(self)
+
+    # --- of the parser --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._reply is None or self._reply.is_whole:
+            raise _Unfit
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers += 1
+        if self._headers > HEADERS:
+            raise _Unfit
+        name = name.lower()
+        if name in _HEARD:
+            before = self._told.get(name)
+            self._told[name] = value if before is None else before + b", " + value
+
+    def on_headers_complete(self) -> None:
+        reply, told = self._reply, self._told
+        assert reply is not None
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status < 100 or status == 101:
+                raise _Unfit
+            return
+        coding = told.get(b"transfer-encoding")
+        if coding is not None and coding.lower() != b"chunked":
+            raise _Unfit
+        packed = told.get(b"content-encoding")
+        if packed is not None and packed.lower() != b"identity":
+            if packed.lower() not in _PACKED:
+                raise _Unfit
+            self._unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # which of them, it sees itself
+        reply.status = status
+        reply.content_type = _media_type(told.get(b"content-type", b""))
+        reply.ends_with_connection = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
+
+    def on_body(self, body: bytes) -> None:
+        reply = self._reply
+        assert reply is not None
+        if self._unpacking is not None:
+            body = self._unpacking.decompress(body, UNPACKED_BYTES)
+            if self._unpacking.unconsumed_tail:
+                raise _Unfit
+            if not body:
+                return
+        reply.pieces.append(body)
+        reply.size += len(body)
+
+    def on_message_complete(self) -> None:
+        reply, told = self._reply, self._told
+        assert reply is not None
+        assert self._parser is not None
+        if not reply.status:  # an interim answer: the one that counts is still to come
+            told.clear()
+            return
+        if self._unpacking is not None and not self._unpacking.eof:
+            raise _Unfit
+        reply.is_whole = True
+        # A body that was announced where none may be could still come.
+        is_sure = reply.status not in _WITHOUT_BODY or told.keys().isdisjoint(
+            (b"content-length", b"transfer-encoding")
+        )
+        self._keeps = is_sure and self._parser.should_keep_alive()
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long it may lie idle: well below what the engine told, if it did."""
+        told = self._told.get(b"keep-alive")
+        return KEEP_ALIVE_S if told is None else _idle_s(told)
+
+
+def notice_death(connected: socket.socket) -> None:
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_EVERY_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, DEAD_AFTER_S // PROBE_EVERY_S - 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+
+
+@lru_cache(maxsize=256)
+def _media_type(content_type: bytes) -> str:
+    """The first, where there is more than one."""
+    return content_type.partition(b",")[0].partition(b";")[0].strip().lower().decode("latin-1")
+
+
+@lru_cache(maxsize=256)
+def _idle_s(keep_alive: bytes) -> float:
+    for word in keep_alive.lower().split(b","):
+        name, _, seconds = word.strip().partition(b"=")
+        if name == b"timeout" and seconds.isdigit():
+            return min(KEEP_ALIVE_S, int(seconds[:9]) - 1.0)
+    return KEEP_ALIVE_S
