@@ -29,6 +29,7 @@ from nodes import actions, jobs, joining, stocking
 from nodes.bundle import join_line
 from nodes.conversation import AgentProblem
 from nodes.holdings import needing, weights, weights_as_dict
+from nodes.hooks import WebhookViewSet
 from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
 from nodes.models import Job, JoinToken, Node, Orphan, Rank, Replica, Weights
 from nodes.outlook import preview_plan
@@ -522,6 +523,7 @@ router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
 router.register("join-tokens", JoinTokenViewSet)
 router.register("weights", WeightsViewSet)
+router.register("webhooks", WebhookViewSet)
 router.register("jobs", JobViewSet)
 urls = [
     *router.urls,

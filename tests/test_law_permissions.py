@@ -17,7 +17,8 @@ from catalog.models import Event, Key, Model
 from llmgw.docs import schema
 from nodes import jobs
 from nodes.joining import mint_join_token
-from nodes.models import Cluster, Job, JoinToken, Replica, Weights
+from nodes.models import Cluster, Job, JoinToken, Replica, Webhook, Weights
+from nodes.webhooks import add_webhook
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form
 from tests.rest_client import Api, sentence
 
@@ -42,7 +43,15 @@ def things() -> dict[str, Any]:
     token, _ = mint_join_token(by="alice", door="command")
     job = jobs.ask(Job.Kind.BENCH, model, by="alice", door="command")
     event = Event.objects.first().pk
-    rows = {"replica": replica, "model": model, "token": token, "weights": weights, "job": job}
+    webhook, _ = add_webhook("pager", "https://pager.invalid/hook/t0ken", by="alice", door="command")
+    rows = {
+        "webhook": webhook,
+        "replica": replica,
+        "model": model,
+        "token": token,
+        "weights": weights,
+        "job": job,
+    }
     return {name: row.pk for name, row in rows.items()} | {"event": event} | people
 
 
@@ -82,6 +91,12 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("GET", "/api/jobs", None, "viewer", 200),
     ("GET", "/api/jobs/{id}", None, "viewer", 200),
     ("DELETE", "/api/jobs/{id}", None, "operator", 202),
+    ("GET", "/api/webhooks", None, "viewer", 200),
+    ("GET", "/api/webhooks/{id}", None, "viewer", 200),
+    ("POST", "/api/webhooks", {"name": "night", "url": "https://pager.invalid/"}, "admin", 201),
+    ("PATCH", "/api/webhooks/{id}", {"paused": True}, "admin", 200),
+    ("POST", "/api/webhooks/{id}/test", {}, "admin", 200),
+    ("DELETE", "/api/webhooks/{id}", None, "admin", 204),
     ("GET", "/api/replicas", None, "viewer", 200),
     ("GET", "/api/replicas/{id}", None, "viewer", 200),
     ("GET", "/api/replicas/{id}/log", None, "viewer", 503),
@@ -146,6 +161,7 @@ def _filled(path: str, things: dict[str, Any], key: str) -> str:
         "join-tokens": things["token"],
         "weights": things["weights"],
         "jobs": things["job"],
+        "webhooks": things["webhook"],
     }
     return path.replace("{name}", name).replace("{profile}", "default").replace("{id}", str(key_of.get(of)))
 
@@ -193,6 +209,9 @@ PAGES: list[tuple[str, str, str]] = [
     ("nodes/job/{job}/change/", "viewer", ""),
     ("nodes/weights/", "viewer", ""),
     ("nodes/weights/{weights}/change/", "viewer", ""),
+    ("nodes/webhook/", "viewer", ""),
+    ("nodes/webhook/add/", "admin", "admin"),
+    ("nodes/webhook/{webhook}/change/", "viewer", "admin"),
     ("nodes/jointoken/", "viewer", ""),
     ("nodes/jointoken/add/", "admin", "admin"),
     ("nodes/jointoken/{token}/change/", "viewer", ""),
@@ -252,6 +271,8 @@ def test_the_admin_is_open_to_those_who_may(
         ("nodes/node/", "drain", "operator"),
         ("nodes/node/", "uncordon", "operator"),
         ("nodes/job/", "stop", "operator"),
+        ("nodes/webhook/", "pause", "admin"),
+        ("nodes/webhook/", "remove", "admin"),
         ("nodes/jointoken/", "revoke", "admin"),
         ("nodes/replica/", "stop", "operator"),
     ],
@@ -264,6 +285,7 @@ def test_actions_are_for_those_who_may(things: dict[str, Any], page: str, action
         "nodes/replica/": Replica,
         "nodes/cluster/": Cluster,
         "nodes/job/": Job,
+        "nodes/webhook/": Webhook,
         "nodes/jointoken/": JoinToken,
     }
     Cluster.this()

@@ -11,6 +11,7 @@ from nodes.admin.reconciler import ClusterAdmin
 from nodes.admin.replicas import OrphanAdmin, ReplicaAdmin
 from nodes.admin.tokens import JoinTokenAdmin
 from nodes.admin.usage import UsageAdmin
+from nodes.admin.webhooks import WebhookAdmin
 from nodes.admin.weights import WeightsAdmin
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "OrphanAdmin",
     "ReplicaAdmin",
     "UsageAdmin",
+    "WebhookAdmin",
     "WeightsAdmin",
 ]

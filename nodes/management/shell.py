@@ -9,8 +9,9 @@ from django.core.management.base import CommandError, OutputWrapper
 
 from catalog.management.shell import print_table
 from catalog.reading import quote
+from nodes import webhooks
 from nodes.consequences import Consequences
-from nodes.models import Job, Node, Orphan, Replica
+from nodes.models import Job, Node, Orphan, Replica, Webhook
 from nodes.telling import NO_CONSEQUENCES, consequences_tables
 
 SHORTEST_ID = 4  # digits that tell replicas apart well enough to be typed
@@ -22,6 +23,15 @@ def find_node(name: str) -> Node:
     if node is None:
         raise CommandError(f"There is no node {quote(name)}; manage.py nodes tells which there are.")
     return node
+
+
+def find_webhook(text: str) -> Webhook:
+    found = webhooks.find_webhook(text)
+    if found is None:
+        raise CommandError(
+            f"There is no webhook {quote(text)}; manage.py webhook_list tells which there are."
+        )
+    return found
 
 
 def find_replica(text: str) -> Replica:
