@@ -139,6 +139,9 @@ LLMGW_USAGE_FLUSH_S = env.seconds("LLMGW_USAGE_FLUSH_S", 5)  # so much usage a c
 # A line of JSON for each request of /v1/: to stdout (-), to a file, or to nobody (off).
 LLMGW_ACCESS_LOG = env.text("LLMGW_ACCESS_LOG", "-")
 
+# Where a bench through the gateway asks: the address that clients have, as a worker reaches it.
+LLMGW_GATEWAY_URL = env.url("LLMGW_GATEWAY_URL", "", "http", "https")
+
 # Web processes: how many `manage.py web` and `manage.py gateway` start; how long one that stops goes on
 # taking requests, so that whoever sends them notices, and how long it may finish those that it has begun.
 LLMGW_WEB_WORKERS = env.count("LLMGW_WEB_WORKERS", 1)

@@ -16,7 +16,7 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from nodes import jobs, noticing, samples, usage
+from nodes import benching, jobs, noticing, samples, usage
 from nodes.models import Job
 from nodes.reconcile import run_pass
 
@@ -52,7 +52,7 @@ def forget_usage() -> None:
 
 # --- jobs -----------------------------------------------------------------------------------------
 
-RUNNERS: Mapping[str, jobs.Runner] = {}
+RUNNERS: Mapping[str, jobs.Runner] = {Job.Kind.BENCH: benching.carry_out}
 """By kind of job: what carries it out."""
 
 _leaving = threading.Event()

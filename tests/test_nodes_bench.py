@@ -78,7 +78,7 @@ def test_a_dataset_is_drawn_from() -> None:
     assert rows == (Row(3, 4), Row(0, 9, ({"role": "user", "content": "hi"},)))
     drawn = {ask.row.output_tokens for ask in arrivals(100, 1, Lengths(rows=rows), Random(1).random)}
     assert drawn == {4, 9}
-    body = json.loads(Prompts("m", 1, 0.0).body(Ask(0, 0.0, rows[1])))
+    body = json.loads(Prompts("m", "1", 0.0).body(Ask(0, 0.0, rows[1])))
     assert body["messages"] == [{"role": "user", "content": "hi"}]
     assert body["max_tokens"] == 9
 
@@ -114,7 +114,7 @@ def test_a_dataset_that_cannot_be_read_says_where(lines: list[str], says: str) -
 
 @given(seeds, st.integers(1, 3_000), st.floats(0, 1))
 def test_prompts_have_their_length_and_share_what_they_are_to(seed: int, tokens: int, shared: float) -> None:
-    prompts = Prompts("m", seed, shared)
+    prompts = Prompts("m", str(seed), shared)
     texts = [
         json.loads(prompts.body(Ask(number, 0.0, Row(tokens, 1))))["messages"][0]["content"]
         for number in (1, 2)

@@ -127,9 +127,11 @@ class Figures:
         since_s: float,
         until_s: float,
         open_dues_s: Sequence[float] = (),
+        waits_s: Sequence[float] = (),
         is_cut: bool = False,
     ) -> Figures:
-        """`open_dues_s`: when those were due that were cut off without an answer."""
+        """`open_dues_s`: when those were due that were cut off without an answer. `waits_s`: how long those
+        of them that count had waited for a first token by then, and would have gone on to."""
         measured = [each for each in outcomes if since_s <= each.due_s < until_s]
         problems: dict[str, int] = {}
         for each in measured:
@@ -144,7 +146,7 @@ class Figures:
             requests=len(measured),
             failed=sum(problems.values()),
             problems=problems,
-            ttft=Times.of(each.ttft_s for each in measured),
+            ttft=Times.of([*(each.ttft_s for each in measured), *waits_s]),
             tpot=Times.of(each.tpot_s for each in measured if each.tpot_s is not None),
             took=Times.of(each.took_s for each in measured),
             late=Times.of(each.sent_s - each.due_s for each in measured),
@@ -173,7 +175,7 @@ class Figures:
 
     def misses(self, promise: Promise) -> str:
         """Why the promise is not held at this rate; empty where it is."""
-        if not self.requests:
+        if not (self.requests or self.is_cut):
             return "no request was due"
         if self.failed > self.requests / 100:
             worst = max(self.problems, key=lambda each: self.problems[each])
@@ -185,7 +187,7 @@ class Figures:
             if limit_s and times.p99_s is not None and times.p99_s > limit_s:
                 return f"{name} p99 {told_ms(times.p99_s)} is above {told_ms(limit_s)}"
         if self.is_cut:
-            return "it was certain to miss"
+            return "too many were not answered in time"
         if self.is_falling_behind:
             return f"requests pile up: {self.backlog_before} open at first, {self.backlog_after} at the end"
         return ""

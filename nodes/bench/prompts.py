@@ -26,10 +26,11 @@ def words(seed: str, count: int) -> str:
 
 
 class Prompts:
-    """Those of one run. `shared_part` of each made-up prompt, from 0 to 1, begins like all others'."""
+    """Those of one run. `shared_part` of each made-up prompt, from 0 to 1, begins like all others'; with
+    another `salt` all are others, which no engine has in its cache yet."""
 
-    def __init__(self, model: str, seed: int, shared_part: float) -> None:
-        self._model, self._seed, self._shared_part = model, seed, shared_part
+    def __init__(self, model: str, salt: str, shared_part: float) -> None:
+        self._model, self._salt, self._shared_part = model, salt, shared_part
         self._shared = ""
 
     def body(self, ask: Ask) -> bytes:
@@ -52,6 +53,6 @@ class Prompts:
         own = max(1, round(ask.row.prompt_tokens * (1 - self._shared_part)))
         common = ask.row.prompt_tokens - own
         if len(self._shared) < common * 4:
-            self._shared = words(f"{self._seed}", common)
-        text = words(f"{self._seed}:{ask.number}", own)
+            self._shared = words(self._salt, common)
+        text = words(f"{self._salt}:{ask.number}", own)
         return f"{self._shared[: common * 4 - 1]} {text}" if common else text

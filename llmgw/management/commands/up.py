@@ -80,6 +80,7 @@ class Command(BaseCommand):
             environment = {
                 "LLMGW_ACCESS_LOG": str(var / "access.log"),  # the terminal is for what needs a person
                 **os.environ,
+                "LLMGW_GATEWAY_URL": f"http://127.0.0.1:{port}",
                 "LLMGW_PLAIN_HTTP": "1",
                 "LLMGW_DRAIN_S": str(STOP_S // 2),
                 "LLMGW_LINGER_S": "0.1",

@@ -1,0 +1,155 @@
+"""What benches have found of a model: runs side by side, and what follows for its profiles' weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from catalog.models import Model
+from catalog.typed import span_words
+from nodes.bench.options import DIRECTLY
+from nodes.bench.weighing import Capacity, Weighing, weigh
+from nodes.models import Job, Rank, Replica
+from nodes.showing import with_age
+
+SHOWN = 20
+LOAD = ("distribution", "prompt_tokens", "output_tokens", "spread", "shared_prefix", "dataset")
+"""What of a run's options makes two comparable."""
+
+
+def ready_ranks(model: Model) -> list[Rank]:
+    """The first rank of each replica that takes requests, in the order in which they were started."""
+    return list(
+        Rank.objects.filter(
+            rank=0,
+            port__isnull=False,
+            replica__model=model,
+            replica__state=Replica.State.READY,
+            replica__wanted=Replica.Wanted.RUN,
+        )
+        .select_related("replica", "node")
+        .order_by("replica__created_at", "replica_id")
+    )
+
+
+def runs_of(model_name: str, limit: int = SHOWN) -> list[Job]:
+    """The latest benches of the model that are over, the newest first, each with its `age`."""
+    found = Job.objects.filter(kind=Job.Kind.BENCH, model_name=model_name).exclude(state__in=Job.LIVE)
+    return list(with_age(found, "asked_at")[:limit])
+
+
+def weighing_of(model: Model) -> Weighing:
+    """The weights that what was measured directly at replicas of its profiles proposes."""
+    found = Job.objects.filter(kind=Job.Kind.BENCH, model=model, state=Job.State.DONE).order_by("ended_at")
+    return weigh(model.spec, [each for each in map(_capacity, found) if each is not None])
+
+
+def _capacity(job: Job) -> Capacity | None:
+    result = job.result
+    if result.get("through") != DIRECTLY or not result.get("rate"):
+        return None
+    promise = result["promise"]
+    return Capacity(
+        profile=result["profile"],
+        build=result["build"],
+        rate=result["rate"],
+        promise=(promise["ttft_p99_ms"], promise["tpot_p99_ms"]),
+        load=json.dumps({key: job.options.get(key) for key in LOAD}),
+    )
+
+
+def weighing_as_dict(weighing: Weighing) -> dict[str, Any]:
+    return {
+        "says": weighing.says,
+        "profiles": [
+            {
+                "profile": each.profile,
+                "gpu_class": each.gpu_class,
+                "rate": each.rate,
+                "was": each.was,
+                "weight": each.weight,
+            }
+            for each in weighing.proposals
+        ],
+    }
+
+
+# --- side by side ---------------------------------------------------------------------------------
+
+HEADINGS = (
+    *("run", "when", "state", "at", "profile", "gpu", "engine", "held, req/s", "tokens/s"),
+    *("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"),
+)
+
+
+def run_as_dict(job: Job) -> dict[str, Any]:
+    """One line of the comparison: what was measured, on what, and the numbers of the highest load that
+    held."""
+    result = job.result
+    best = best_step(result)
+    return {
+        "id": str(job.pk),
+        "state": job.state,
+        "asked_at": job.asked_at.isoformat(),
+        "through": result.get("through"),
+        "replica": result.get("replica"),
+        "profile": result.get("profile"),
+        "gpu": job.gpu,
+        "engine": f"{job.engine} {job.engine_version}".strip(),
+        "fingerprint": job.fingerprint,
+        "rate": result.get("rate"),
+        "says": result.get("says") or job.problem,
+        "promise": result.get("promise"),
+        "options": job.options,
+        "best": best,
+        "steps": result.get("steps", []),
+    }
+
+
+def best_step(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The last one that held: what was found, measured for longest."""
+    held: Sequence[Mapping[str, Any]] = [each for each in result.get("steps", ()) if each["holds"]]
+    return max(held, key=lambda each: (each["rate"], each["measured_s"])) if held else None
+
+
+def run_line(job: Job) -> tuple[object, ...]:
+    """Cells under HEADINGS, of a row of `runs_of`."""
+    told = run_as_dict(job)
+    best = told["best"] or {}
+    place = told["replica"][:8] if told["replica"] else told["through"] or ""
+    return (
+        told["id"][:8],
+        f"{span_words(job.age.total_seconds())} ago",  # type: ignore[attr-defined]  # annotated
+        told["state"],
+        place,
+        told["profile"] or "",
+        told["gpu"],
+        told["engine"],
+        "" if told["rate"] is None else f"{told['rate']:.3g}",
+        f"{best['output_tokens_per_s']:.4g}" if best else "",
+        *(_ms(best.get(kind, {}).get(level)) for kind in ("ttft", "tpot") for level in ("p50_ms", "p99_ms")),
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g} ms"
+
+
+STEP_HEADINGS = (
+    *("req/s", "requests", "failed", "TTFT p50", "TTFT p95", "TTFT p99"),
+    *("TPOT p50", "TPOT p95", "TPOT p99", "tokens/s", "verdict"),
+)
+
+
+def step_line(step: Mapping[str, Any]) -> tuple[object, ...]:
+    """Cells under STEP_HEADINGS."""
+    levels = ("p50_ms", "p95_ms", "p99_ms")
+    return (
+        f"{step['rate']:.4g}",
+        step["requests"],
+        step["failed"] or "",
+        *(_ms(step[kind][level]) for kind in ("ttft", "tpot") for level in levels),
+        f"{step['output_tokens_per_s']:.4g}",
+        "holds" if step["holds"] else step["why"],
+    )
