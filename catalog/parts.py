@@ -80,11 +80,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be asked, of a model by everybody or with one key. 0 is no limit."""
+    """How much may be asked, of a model by everybody or with one key. 0 is no limit; true where there is
+    one."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrency: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrency)
 
     @classmethod
     def read(cls, reader: Reader) -> Limits:

@@ -25,6 +25,7 @@ from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa:
 from llmgw.gateway.bodies import Bodies  # noqa: E402
 from llmgw.gateway.patience import Patience  # noqa: E402
 from llmgw.gateway.probes import PATHS, Probes  # noqa: E402
+from llmgw.wire import exchange_of  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -55,10 +56,11 @@ async def _serve(scope: Scope, receive: Receive, send: Send, *, rest: App) -> No
     if scope["type"] != "http":
         await django(scope, receive, send)
         return
+    exchange = exchange_of(scope)
     if _draining.has_begun:
-        send = _closing(send)
+        send, exchange = _closing(send), None
     if _gateway is not None and scope["path"].startswith("/v1/"):
-        await _gateway(scope, receive, send)
+        await _gateway(scope, receive, send, exchange)
     elif _probes is not None and scope["path"] in PATHS:
         await _probes(scope, receive, send)
     else:

@@ -1,4 +1,5 @@
-"""HTTP as uvicorn speaks it, with bounds on what does not reach whoever answers a request.
+"""HTTP as uvicorn speaks it, with bounds on what does not reach whoever answers a request, and a shorter way
+for answers.
 
 uvicorn with httptools keeps headers and trailers without end for a client that goes on sending them, and
 waits without end for one that does not. What a request does between the two is bounded by whoever answers it.
@@ -8,15 +9,80 @@ Whoever leaves ends the request that is being answered, too, where another was s
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import MutableMapping
+from math import inf
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 52\r\nconnection: close\r\n\r\n"
     b"The request's headers are too large: send fewer ones"
 )
+
+_PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
+"""Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
+_EXTENSION = "llmgw.exchange"
+
+
+def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
+    """The short way to answer this request, for one who asks; None where another server speaks, or it is out
+    of the ordinary. It is taken out, as scope and exchange would keep each other alive."""
+    found: Exchange | None = scope.pop("extensions", {}).get(_EXTENSION)
+    return found
+
+
+class Exchange(RequestResponseCycle):
+    """One request and its answer.
+
+    Beside ASGI's messages it takes an answer in the bytes that go out, without a message, a coroutine and a
+    look at each header for every piece. Each of these ways says False where it did nothing, as when the
+    client's buffer is full: then ASGI's `send`, which waits, is the one to use. They may be mixed.
+    `head` is whole header lines, free of what a client could have put into them, and of `connection`.
+    """
+
+    _served_headers: list[tuple[bytes, bytes]] = []
+    _served_lines = b""
+
+    def answer(self, status: int, head: bytes, body: bytes) -> bool:
+        """A whole one; its head has its length."""
+        if not self._is_ordinary():
+            return False
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], self._server_lines(), head, body))
+        self.response_complete = True
+        self.message_event.set()
+        self.on_response()
+        return True
+
+    def begin(self, status: int, head: bytes) -> bool:
+        """One that comes in pieces."""
+        if not self._is_ordinary():
+            return False
+        self.response_started, self.waiting_for_100_continue = True, False
+        self.chunked_encoding = True
+        lines = self._server_lines()
+        self.transport.write(b"%b%b%btransfer-encoding: chunked\r\n\r\n" % (STATUS_LINE[status], lines, head))
+        return True
+
+    def write(self, piece: bytes) -> bool:
+        """Of one that has begun and goes on; there is something in it."""
+        if self.flow.write_paused or self.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _is_ordinary(self) -> bool:
+        return self.keep_alive and not (self.flow.write_paused or self.disconnected or self.access_log)
+
+    def _server_lines(self) -> bytes:
+        """The date, and what else the server says of itself: made anew when that is, once a second."""
+        if self.default_headers is not Exchange._served_headers:
+            Exchange._served_headers = self.default_headers
+            Exchange._served_lines = b"".join(b"%b: %b\r\n" % pair for pair in self.default_headers)
+        return Exchange._served_lines
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,6 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _is_in_head = _is_in_message = _has_gone_on = False
     _taken_bytes = _sent_behind_bytes = 0
+    _rests_since_s = inf
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
 
@@ -42,6 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         self._leave()
 
@@ -78,7 +147,40 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head, self._has_gone_on = False, True
-        super().on_headers_complete()
+        parser = self.parser
+        if (
+            parser.get_method() == b"POST"
+            and _PLAIN_PATH.fullmatch(self.url)
+            and parser.get_http_version() == "1.1"
+            and not parser.should_upgrade()
+            and self.limit_concurrency is None
+            and (self.cycle is None or self.cycle.response_complete)
+        ):
+            self._begin_exchange()
+        else:
+            super().on_headers_complete()
+
+    def _begin_exchange(self) -> None:
+        """As uvicorn begins its cycles, for a request that has nothing out of the ordinary."""
+        scope: Any = self.scope
+        path = scope["path"] = self.root_path + self.url.decode()
+        scope["method"], scope["raw_path"] = "POST", path.encode()
+        scope["query_string"] = b""
+        exchange = self.cycle = Exchange(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            self.parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        scope["extensions"] = {_EXTENSION: exchange}
+        self._start_asgi_task(exchange, self.app)
 
     def on_body(self, body: bytes) -> None:
         self._has_gone_on = True
@@ -89,10 +191,36 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer for each rest."""
         self._sent_behind_bytes = 0
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._rests_since_s = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._look_after(self.timeout_keep_alive)
         if self._is_in_message and not self._is_answering:
             self._wait()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Something has come. The timer finds out when it goes off, as that is once in many requests."""
+        self._rests_since_s = inf
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing():
+            return
+        rest_s = self.loop.time() - self._rests_since_s
+        if rest_s >= self.timeout_keep_alive:
+            super().timeout_keep_alive_handler()
+        else:
+            self._look_after(self.timeout_keep_alive - max(rest_s, 0))
+
+    def _look_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_answering:  # in the middle of an answer it would be taken for a part of it

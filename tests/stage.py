@@ -73,6 +73,7 @@ class Web:
             loop="uvloop",
             http=BoundedProtocol,
             log_config=None,
+            access_log=False,
             lifespan="on",
         )
         self._server = uvicorn.Server(config)

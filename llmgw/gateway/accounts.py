@@ -113,8 +113,9 @@ class Accounts:
         elif outcome != OK:
             tally.errors += 1
             tally.count_code(passage.code if _CODE.fullmatch(passage.code) else OTHER)
-        tally.observe("ttft", passage.ttft_s)
-        tally.observe("tpot", passage.tpot_s)
+        if passage.is_streamed:
+            tally.observe("ttft", passage.ttft_s)
+            tally.observe("tpot", passage.tpot_s)
         tally.observe("queue", passage.queued_s)
         tally.observe("duration", passage.duration_s)
         if passage.held_s:

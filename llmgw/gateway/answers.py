@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from catalog.reading import quote
 from llmgw.gateway.admission import RETRY_LOADING_S, RETRY_SOON_S, Refused
@@ -17,8 +16,7 @@ from llmgw.gateway.admission import RETRY_LOADING_S, RETRY_SOON_S, Refused
 ERROR_TEXT_LIMIT = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """What a request cost. None where the engine did not say."""
 
     prompt: int | None = None

@@ -12,7 +12,6 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
@@ -39,6 +38,7 @@ from llmgw.gateway.routing import PREFIX, SESSION, Prompt
 from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream
+from llmgw.wire import Exchange
 from nodes.protocol import ClusterKey
 
 log = logging.getLogger(__name__)
@@ -119,9 +119,11 @@ class GatewayApp:
         await self.table.stop()
         await self._upstream.stop()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        passage = Passage(_request_id(scope["headers"]), monotonic())
-        client = Client(send, passage, stall_s=self._patience.stall_s, comment_s=self._patience.comment_s)
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, exchange: Exchange | None = None
+    ) -> None:
+        patience, passage = self._patience, Passage(_request_id(scope["headers"]), monotonic())
+        client = Client(send, exchange, passage, stall_s=patience.stall_s, comment_s=patience.comment_s)
         try:
             await self._answer(scope, receive, client, passage)
         except (ClientGone, asyncio.CancelledError) as left:
@@ -183,9 +185,9 @@ class GatewayApp:
         entry = admission.check_key(
             key,
             digest,
-            table.keys.get(key.id),
+            known := table.keys.get(key.id),
             now_s=table.now_s(monotonic()),
-            is_table_fresh=self.table.is_fresh(),
+            is_table_fresh=known is not None or self.table.is_fresh(),
         )
         admission.check_scope(entry, for_metrics=for_metrics)
         return entry
@@ -230,7 +232,7 @@ class GatewayApp:
             **({} if name == model.name else {"alias_of": model.name}),
             "aliases": list(model.aliases),
             "description": model.description,
-            "context_length": needs.context_of(model, targets) or None,
+            "context_length": table.reach_of(model).context_length or None,
             "max_output": model.max_output or None,
             "capabilities": dict(model.capabilities),
             "simulated": model.is_simulated,
@@ -288,7 +290,7 @@ class GatewayApp:
             passage=passage,
             prompt=self._prompt_of(endpoint, key, model, fields, headers),
             wants_stream=seen.stream is True,
-            wants_usage=peek.wants_usage(fields),
+            wants_usage=seen.stream is True and peek.wants_usage(fields),
         )
 
     async def _within_context(
@@ -301,22 +303,22 @@ class GatewayApp:
             return wanted, fields
         output = needs.allowed_output(model, asked)
         if output != asked:
-            wanted = replace(wanted, output_tokens=output or 0)
-        targets = self.table.current.targets_of(model)
-        context_length = needs.context_of(model, targets)
+            wanted = wanted._replace(output_tokens=output or 0)
+        table = self.table.current
+        context_length = table.reach_of(model).context_length
         is_sure = needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
         has_room = asked is not None or needs.has_room_for_most(model, context_length, wanted.prompt)
         if not (is_sure and has_room) and wanted.prompt.most is not None:
-            able = needs.fitting(model, targets, wanted)
+            able = needs.fitting(model, table.targets_of(model), wanted)
             counted = await self._tokens.count(able[0], endpoint, fields) if able else None
             if counted is not None:
-                wanted = replace(wanted, prompt=Span.counted(counted))
+                wanted = wanted._replace(prompt=Span.counted(counted))
                 needs.check_context(model, context_length, wanted.prompt, wanted.room_for_output)
         if asked is None and endpoint.output_fields:
             output = needs.default_output(model, context_length, wanted.prompt)
         if output is None or output == asked:
             return wanted, fields
-        return replace(wanted, output_tokens=output), peek.with_output(endpoint, fields, output)
+        return wanted._replace(output_tokens=output), peek.with_output(endpoint, fields, output)
 
     def _prompt_of(
         self, endpoint: Endpoint, key: KeyEntry, model: ModelEntry, fields: peek.Fields, headers: Headers
@@ -327,8 +329,8 @@ class GatewayApp:
             return Prompt(session=session.decode("latin-1")[:SESSION_LIMIT])
         if model.routing_profile not in ("", PREFIX) or len(self.table.current.targets_of(model)) < 2:
             return Prompt()
-        parts = (bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None)
-        return Prompt(chain(f"{model.id}:{key.cache_scope}".encode(), parts))
+        parts = [bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
+        return Prompt(chain(b"%d:%b" % (model.id, key.cache_scope.encode()), parts))
 
     async def _serve(self, call: Call, receive: Receive, client: Client, watch: Watch) -> None:
         """Until it is answered, or its client has left."""

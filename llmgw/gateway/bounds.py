@@ -133,7 +133,8 @@ def check_body(peek: Peek, media_hosts: Collection[str] = ()) -> str:
         raise Refused(400, "invalid_model", "`model` must be a text that names a model.", param="model")
     if not (peek.stream is None or isinstance(peek.stream, bool)):
         raise Refused(400, "invalid_stream", "`stream` must be true or false.", param="stream")
-    for name in sorted((REFUSED_FIELDS.keys() & peek.fields) | peek.nested_fields):
+    if peek.nested_fields or not REFUSED_FIELDS.keys().isdisjoint(peek.fields):
+        name = min((REFUSED_FIELDS.keys() & peek.fields) | peek.nested_fields)
         raise Refused(
             400,
             "field_not_accepted",

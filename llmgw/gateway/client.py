@@ -1,13 +1,14 @@
 """The answering side of one request: a status once, then bytes, and comments while there is nothing to say.
 
-Every answer carries what the request's passage has learned until then. A client that does not read is not
-waited for without end, since an engine's slot is held for it.
+Every answer carries what the request's passage has learned until then; of a stream that a comment began
+before a replica was chosen, that is the request's id alone. A client that does not read is not waited for
+without end, since an engine's slot is held for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -21,10 +22,13 @@ from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.streams import Dialect
 from llmgw.gateway.surface import ANTHROPIC, OPENAI, error_body
+from llmgw.wire import Exchange
 
-_COMMON_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-_JSON = (b"content-type", b"application/json")
-_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+Header = tuple[bytes, bytes]
+
+_COMMON_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_JSON_HEADERS = (*_COMMON_HEADERS, (b"content-type", b"application/json"))
+_STREAM_HEADERS = (*_COMMON_HEADERS, (b"content-type", b"text/event-stream; charset=utf-8"))
 
 
 def _waiting() -> str:
@@ -36,28 +40,30 @@ class ClientStalled(Exception):
 
 
 class Client:
-    """Raises ClientStalled where what it is sent is not taken within `stall_s`."""
+    """Raises ClientStalled where what it is sent is not taken within `stall_s`. What can be sent at once goes
+    through the exchange, where there is one."""
+
+    shape = OPENAI
+    has_begun = False
+    _watch: Watch | None = None
+    _dialect: Dialect | None = None
+    _words: Callable[[], str] = staticmethod(_waiting)
+    _spoke_at_s = 0.0
+    _beat: asyncio.TimerHandle | None = None
+    _commenting: asyncio.Task[None] | None = None
 
     def __init__(
         self,
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+        exchange: Exchange | None,
         passage: Passage,
         *,
         stall_s: float,
         comment_s: float,
-        shape: str = OPENAI,
     ) -> None:
-        self._send, self._passage = send, passage
+        self._send, self._exchange, self._passage = send, exchange, passage
         self._stall_s, self._comment_s = stall_s, comment_s
         self._loop = asyncio.get_running_loop()
-        self.shape = shape
-        self.has_begun = False
-        self._watch: Watch | None = None
-        self._dialect: Dialect | None = None
-        self._words = _waiting
-        self._spoke_at_s = 0.0
-        self._beat: asyncio.TimerHandle | None = None
-        self._commenting: asyncio.Task[None] | None = None
 
     def watched_by(self, watch: Watch) -> None:
         """From now on this watch ends what is sent and not taken."""
@@ -68,22 +74,22 @@ class Client:
         """Nothing was said, and nothing is about to be."""
         return not self.has_begun and self._commenting is None
 
-    async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        await self._taken(self._send(self._head(status, headers)))
-
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         if is_last or self._commenting is not None:
             await self._settle(goes_on=not is_last)
         elif self._beat is not None:
             self._spoke_at_s = self._loop.time()
-        await self._taken(self._send({"type": "http.response.body", "body": data, "more_body": not is_last}))
+        if is_last or not data or self._exchange is None or not self._exchange.write(data):
+            message = {"type": "http.response.body", "body": data, "more_body": not is_last}
+            await self._taken(self._send(message))
 
-    async def answer(self, body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+    async def answer(self, body: bytes, status: int = 200, *headers: Header) -> None:
         """A whole one, to a client that is silent."""
-        await self._settle(goes_on=False)
-        length = (b"content-length", b"%d" % len(body))
-        head = self._head(status, [_JSON, length, *headers])
-        await self._taken(self._send_whole(head, {"type": "http.response.body", "body": body}))
+        if self._beat is not None or self._commenting is not None:
+            await self._settle(goes_on=False)
+        head = self._head(status, _JSON_HEADERS, (b"content-length", b"%d" % len(body)), *headers)
+        if headers or self._exchange is None or not self._exchange.answer(status, _written(head), body):
+            await self._taken(self._send_whole(_start(status, head), body))
 
     async def answer_json(self, value: object) -> None:
         await self.answer(msgspec.json.encode(value))
@@ -109,7 +115,9 @@ class Client:
 
     async def begin_stream(self) -> None:
         if not self.has_begun:
-            await self.begin(200, _STREAM_HEADERS)
+            head = self._head(200, _STREAM_HEADERS)
+            if self._exchange is None or not self._exchange.begin(200, _written(head)):
+                await self._taken(self._send(_start(200, head)))
 
     async def be_quiet(self) -> None:
         """The last word has been said: no comment comes after it."""
@@ -148,7 +156,7 @@ class Client:
     async def _comment(self) -> None:
         try:
             if not self.has_begun:
-                await self._send(self._head(200, _STREAM_HEADERS))
+                await self._send(_start(200, self._head(200, _STREAM_HEADERS)))
             body = streams.comment(self._words())
             self._spoke_at_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
@@ -157,17 +165,20 @@ class Client:
 
     # --- what is sent ---------------------------------------------------------------------------------------
 
-    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> MutableMapping[str, Any]:
-        self.has_begun = True
-        self._passage.status = status
-        headers = [*_COMMON_HEADERS, *headers, *_told(self._passage)]
+    def _head(self, status: int, headers: tuple[Header, ...], *more: Header) -> list[Header]:
+        passage = self._passage
+        self.has_begun, passage.status = True, status
+        told = [*headers, *more, (b"x-request-id", passage.request_id.encode())]
+        if passage.replica:
+            told += _served_by(passage.model, passage.replica, passage.route, passage.is_simulated)
+            told.append((b"x-llmgw-overhead-ms", b"%.1f" % (_overhead_s(passage) * 1000)))
         if self.shape == ANTHROPIC:
-            headers.append((b"request-id", self._passage.request_id.encode()))
-        return {"type": "http.response.start", "status": status, "headers": headers}
+            told.append((b"request-id", passage.request_id.encode()))
+        return told
 
-    async def _send_whole(self, head: MutableMapping[str, Any], body: MutableMapping[str, Any]) -> None:
-        await self._send(head)
-        await self._send(body)
+    async def _send_whole(self, start: MutableMapping[str, Any], body: bytes) -> None:
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body})
 
     async def _taken(self, sending: Awaitable[object]) -> None:
         """Waits while the server's buffer for this client is full."""
@@ -181,16 +192,17 @@ class Client:
             raise ClientStalled from None
 
 
-def _told(passage: Passage) -> list[tuple[bytes, bytes]]:
-    headers = [(b"x-request-id", passage.request_id.encode())]
-    if passage.replica:
-        headers += _served_by(passage.model, passage.replica, passage.route, passage.is_simulated)
-        headers.append((b"x-llmgw-overhead-ms", b"%.1f" % (_overhead_s(passage) * 1000)))
-    return headers
+def _start(status: int, headers: list[Header]) -> MutableMapping[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _written(headers: list[Header]) -> bytes:
+    """As lines. What a client said is in none of them but its request's id, which the door has checked."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 @lru_cache(maxsize=4096)
-def _served_by(model: str, replica: str, route: str, is_simulated: bool) -> tuple[tuple[bytes, bytes], ...]:
+def _served_by(model: str, replica: str, route: str, is_simulated: bool) -> tuple[Header, ...]:
     told = [
         (b"x-llmgw-model", quote(model, safe=_PLAIN).encode()),
         (b"x-llmgw-replica", replica.encode()),

@@ -6,7 +6,7 @@ longest that common vocabularies hold are runs of 128 spaces. What a chat templa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 BYTES_PER_TOKEN_MOST = 128
 BYTES_PER_TOKEN_DENSE = 3
@@ -18,8 +18,7 @@ TEMPLATE_TOKENS = 1024
 FITS, UNSURE, EXCEEDS = "fits", "unsure", "exceeds"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Between how many tokens a prompt has. `most` is None where its size says nothing, as of an image."""
 
     least: int = 0

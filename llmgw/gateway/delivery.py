@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -40,6 +40,34 @@ LINGER_S = 1.0
 """For an engine to end its body after its last word, so that its connection may be used again."""
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NOTHING = msgspec.Raw(b"[]")
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Count
+    completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens_details: None = None
+    cache_read_input_tokens: None = None
+
+
+class _Usual(msgspec.Struct):
+    """A plain answer as nearly all are: what is to be known of it, read at once. One that does not fit in
+    here, be it right or wrong, is looked at field by field."""
+
+    model: str
+    usage: _Usage
+    choices: msgspec.Raw = _NOTHING
+    data: msgspec.Raw = _NOTHING
+    error: None = None
+
+
+_usual = msgspec.json.Decoder(_Usual)
 _CONTENT = {"chat": "choices", "completion": "choices", "embedding": "data"}
 """Without which an answer of this kind says nothing."""
 
@@ -118,6 +146,31 @@ class Delivery:
         if body is None:
             raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
         self._has_begun()
+        needed = _CONTENT.get(self._call.endpoint.kind)
+        tokens = self._tokens_of_usual(body, needed) if needed else None
+        if tokens is None:
+            tokens = self._tokens_of_any(body, needed)
+        if not self._client.is_silent:  # a comment was due meanwhile
+            raise _unreadable(self._model, "answered in another way than it was asked to")
+        self._count(tokens)
+        echo = self._call.echo_for(self._target)
+        await self._client.answer(body if echo is None else echo(body))
+        return Outcome.FINE
+
+    def _tokens_of_usual(self, body: bytes, needed: str) -> Tokens | None:
+        """None where it takes a closer look to say whether this is an answer."""
+        try:
+            seen = _usual.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        if bytes(seen.choices if needed == "choices" else seen.data) in (b"[]", b"null"):
+            return None
+        self._check_name(seen.model)
+        details = seen.usage.prompt_tokens_details
+        cached = None if details is None else details.cached_tokens
+        return Tokens(seen.usage.prompt_tokens, cached, seen.usage.completion_tokens)
+
+    def _tokens_of_any(self, body: bytes, needed: str | None) -> Tokens:
         try:
             fields = _fields.decode(body)
             usage = msgspec.json.decode(fields.get("usage", b"null"))
@@ -127,15 +180,9 @@ class Delivery:
         self._check_name(named)
         if "error" in fields and bytes(fields["error"]) != b"null":
             self._raise_error(body, 500)
-        needed = _CONTENT.get(self._call.endpoint.kind)
         if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
             raise _unreadable(self._model, "answered with nothing")
-        if not self._client.is_silent:  # a comment was due meanwhile
-            raise _unreadable(self._model, "answered in another way than it was asked to")
-        self._count(answers.tokens_of({"usage": usage}))
-        echo = self._call.echo_for(self._target)
-        await self._client.answer(body if echo is None else echo(body))
-        return Outcome.FINE
+        return answers.tokens_of({"usage": usage})
 
     async def _gather(self, answer: Answer) -> Outcome:
         endpoint = self._call.endpoint

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from time import monotonic
 
 import msgspec
@@ -41,7 +42,7 @@ class Journal:
 
     def __init__(self, path: str, clock_s: Callable[[], float | None]) -> None:
         self._path, self._clock_s = path, clock_s
-        self._waiting: deque[tuple[Passage, float | None, float]] = deque()
+        self._waiting: deque[Passage] = deque()
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
         self._file = -1
@@ -67,7 +68,7 @@ class Journal:
         if len(self._waiting) >= LINES_WAITING:
             self._refused += 1
         else:
-            self._waiting.append((passage, self._clock_s(), monotonic()))
+            self._waiting.append(passage)
 
     def _keep_writing(self) -> None:
         is_last = False
@@ -76,7 +77,8 @@ class Journal:
             while self._waiting:
                 # Few at once: between two writes the requests have the interpreter.
                 count = min(len(self._waiting), _LINES_AT_ONCE)
-                self._write([line_of(*self._waiting.popleft()) for _ in range(count)])
+                clock_s, now_s = self._clock_s(), monotonic()
+                self._write([line_of(self._waiting.popleft(), clock_s, now_s) for _ in range(count)])
         if self._file > 1:
             os.close(self._file)
 
@@ -134,11 +136,11 @@ def _fitting(lines: list[bytes]) -> int:
     return len(lines)
 
 
-def line_of(passage: Passage, clock_s: float | None, noted_at_s: float) -> bytes:
-    """`clock_s` is the database's clock at `noted_at_s`, which is monotonic. Times are milliseconds."""
-    ended_at_s = noted_at_s if passage.ended_at_s is None else passage.ended_at_s
+def line_of(passage: Passage, clock_s: float | None, now_s: float) -> bytes:
+    """`clock_s` is the database's clock at `now_s`, which is monotonic. Times are milliseconds."""
+    ended_at_s = now_s if passage.ended_at_s is None else passage.ended_at_s
     told = {
-        "at": None if clock_s is None else _moment(clock_s - (noted_at_s - ended_at_s)),
+        "at": None if clock_s is None else _moment(clock_s - (now_s - ended_at_s)),
         "request": passage.request_id,
         "key": passage.key,
         "endpoint": passage.endpoint,
@@ -164,7 +166,13 @@ def line_of(passage: Passage, clock_s: float | None, noted_at_s: float) -> bytes
 
 
 def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{_second(second)}.{microseconds // 1000:03}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(number: int) -> str:
+    return datetime.fromtimestamp(number, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -42,7 +42,6 @@ CONNECTIONS_LIMIT = 64
 
 REQUESTS, TOKENS, RUNNING = "requests", "tokens", "running"
 _WORDS = {REQUESTS: "requests a minute", TOKENS: "tokens a minute", RUNNING: "requests at once"}
-_NO_LIMITS = Limits()
 _AWAY = (RedisError, StorageError, OSError, TimeoutError)
 
 _TAKE = """
@@ -117,9 +116,9 @@ class Limiter:
         before. Raises Refused where a limit is reached; nothing is held then, though a request that was
         refused may count among its minute's."""
         scopes = []
-        if key is not None and key.limits != _NO_LIMITS:
+        if key is not None and key.limits:
             scopes.append(Scope(f"key/{key.id}", f"The key llmgw_{key.id}_...", key.limits))
-        if model.limits != _NO_LIMITS:
+        if model.limits:
             scopes.append(Scope(f"model/{model.id}", f"The model {quote(model.name)}", model.limits))
         if not scopes:
             return self._none

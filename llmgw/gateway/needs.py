@@ -7,7 +7,8 @@ functions, so that a request is never sent where it was to be refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from catalog.reading import quote
 from llmgw.gateway import context, surface
@@ -30,8 +31,7 @@ _ASKED_FOR = {
 NONE: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """`output_tokens` is what the client asked for at most, 0 where it left that open."""
 
     endpoint: Endpoint
@@ -88,6 +88,29 @@ def _unable(model: ModelEntry, lacking: Sequence[str], able: Sequence[ModelEntry
 # --- context ------------------------------------------------------------------------------------------------
 
 
+class Reach(NamedTuple):
+    """What a model's replicas take: `context_length` as `context_of` has it, which the best of them takes;
+    `least` is what each of them takes, endless where none says so; `engines` are theirs, but for the unknown.
+    """
+
+    context_length: int = 0
+    least: float = inf
+    engines: frozenset[str] = NONE
+
+    @classmethod
+    def of(cls, model: ModelEntry, targets: Sequence[Target]) -> Reach:
+        known = [length for target in targets if (length := target.context_length or model.context_length)]
+        engines = frozenset(target.engine for target in targets if target.engine)
+        return cls(context_of(model, targets), min(known, default=inf), engines)
+
+    def holds(self, needs: Needs) -> bool:
+        """Whether every one of them can take such a request, which nearly always is so."""
+        return (
+            needs.prompt.least + needs.room_for_output <= self.least
+            and self.engines <= needs.endpoint.engines.keys()
+        )
+
+
 def context_of(model: ModelEntry, targets: Iterable[Target]) -> int:
     """What a request to this model may really use, prompt and answer together: the most that one of its
     running engines takes, else what the catalog says. 0 is not known."""
@@ -132,13 +155,13 @@ def fits(model: ModelEntry, targets: Sequence[Target], needs: Needs, key: KeyEnt
 
 def fitting(model: ModelEntry, targets: Sequence[Target], needs: Needs) -> Sequence[Target]:
     """Those of a model's replicas that can take this request: their engine speaks the endpoint, and its
-    context is not surely too short. Where all can, as nearly always, the same sequence."""
+    context is not surely too short. Where all can, the same sequence."""
     engines, own = needs.endpoint.engines, model.context_length
     needed = needs.prompt.least + needs.room_for_output
     able = [
         target
         for target in targets
-        if (not target.engine or target.engine in engines)  # as `path_on` has it, without eight calls of it
+        if (not target.engine or target.engine in engines)  # as `path_on` has it
         and (not (length := target.context_length or own) or needed <= length)
     ]
     return targets if len(able) == len(targets) else able

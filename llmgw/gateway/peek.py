@@ -16,7 +16,7 @@ from llmgw.gateway import bounds, context
 from llmgw.gateway.admission import Refused
 from llmgw.gateway.bounds import Peek
 from llmgw.gateway.context import Span
-from llmgw.gateway.needs import NONE, TOOLS, VISION, Needs
+from llmgw.gateway.needs import TOOLS, VISION, Needs
 from llmgw.gateway.surface import COMPLETION, Endpoint
 
 Fields = dict[str, msgspec.Raw]
@@ -48,6 +48,10 @@ _MEDIA = _IMAGES | {
     "document",
 }
 
+_CAPABILITIES = {name: frozenset({name} if name else ()) for name in ("", "embeddings", TOOLS, VISION)}
+_SHORT_BYTES = 2 * bounds.COUNTS["messages"]
+"""Of messages that are looked through as they are. A part of one takes two bytes at least."""
+
 TOKENS_LIMIT = 10**9
 """A number of tokens that is as good as any larger one: no model has so many."""
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -71,16 +75,17 @@ def decode(body: bytes) -> Fields:
 def look_at(fields: Fields) -> Peek:
     """Raises Refused where something is larger, or more of it, than may be."""
     numbers = []
-    for name, raw in fields.items():
-        if name in bounds.BOUNDED:
-            _bound(name, bytes(raw))
-            if name in bounds.NUMBERS:
-                numbers.append((name, _value(raw)))
+    if not bounds.BOUNDED.isdisjoint(fields):
+        for name, raw in fields.items():
+            if name in bounds.BOUNDED:
+                _bound(name, bytes(raw))
+                if name in bounds.NUMBERS:
+                    numbers.append((name, _value(raw)))
     found = _Found()
     for parts in _parts_of(fields):
-        if any(trace in parts for trace in _TRACES):
+        if _has_traces(parts):
             found.look_into(_value(parts))
-    if (value := fields.get("tools")) is not None and any(trace in bytes(value) for trace in _TRACES):
+    if (value := fields.get("tools")) is not None and _has_traces(bytes(value)):
         tools = _value(value)
         for tool in tools if isinstance(tools, list) else []:
             found.nested |= bounds.REFUSED_IN_TOOLS & tool.keys() if isinstance(tool, dict) else set()
@@ -95,21 +100,21 @@ def look_at(fields: Fields) -> Peek:
         nested_fields=found.nested,
         media_urls=found.urls,
         numbers=numbers,
-        has_images=not _IMAGES.isdisjoint(found.kinds),
-        has_media=not _MEDIA.isdisjoint(found.kinds),
+        has_images=bool(found.kinds) and not _IMAGES.isdisjoint(found.kinds),
+        has_media=bool(found.kinds) and not _MEDIA.isdisjoint(found.kinds),
     )
 
 
 def needs_of(endpoint: Endpoint, fields: Fields, seen: Peek) -> Needs:
     """Of a body that was looked at."""
-    capabilities = {endpoint.capability} if endpoint.capability else set()
+    capabilities = _CAPABILITIES[endpoint.capability]
     if _is_filled(fields.get("tools")) or _is_filled(fields.get("functions")):
-        capabilities.add(TOOLS)
+        capabilities |= _CAPABILITIES[TOOLS]
     if seen.has_images:
-        capabilities.add(VISION)
+        capabilities |= _CAPABILITIES[VISION]
     return Needs(
         endpoint,
-        frozenset(capabilities) if capabilities else NONE,
+        capabilities,
         context.UNKNOWN if seen.has_media else _span(endpoint, fields),
         output_asked(endpoint, fields) or 0,
     )
@@ -118,9 +123,10 @@ def needs_of(endpoint: Endpoint, fields: Fields, seen: Peek) -> Needs:
 def output_asked(endpoint: Endpoint, fields: Fields) -> int | None:
     """None where it is left open; what is no number is the engine's to refuse."""
     for name in endpoint.output_fields:
-        value = _value(fields.get(name))
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return int(min(value, TOKENS_LIMIT))
+        if (raw := fields.get(name)) is not None:
+            value = _value(raw)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return int(min(value, TOKENS_LIMIT))
     return None
 
 
@@ -185,6 +191,20 @@ def _span(endpoint: Endpoint, fields: Fields) -> Span:
     return span
 
 
+def _has_traces(part: bytes) -> bool:
+    """Written out, because it is asked of every request, and the answer is nearly always no."""
+    url, embeds, plain_url, image, put, source, escape = _TRACES
+    return (
+        url in part
+        or embeds in part
+        or plain_url in part
+        or image in part
+        or put in part
+        or source in part
+        or escape in part
+    )
+
+
 # --- how much there is --------------------------------------------------------------------------------------
 
 
@@ -242,6 +262,8 @@ def _parts_of(fields: Fields) -> list[bytes]:
     parts = [each for each in parts if each[:1] != b'"']
     if (raw := fields.get("messages")) is None:
         return parts
+    if len(text := bytes(raw)) <= _SHORT_BYTES and not _has_traces(text):
+        return parts  # too short for too many, and nothing to see
     try:
         messages = _messages.decode(raw)
     except msgspec.ValidationError:  # of another shape, and so the engine's to refuse

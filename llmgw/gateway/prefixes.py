@@ -9,10 +9,10 @@ was sent not long ago is what it is taken to hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
+from typing import NamedTuple
 from zlib import crc32
 
 BLOCK_BYTES = 64
@@ -23,8 +23,7 @@ GENERATION_LINKS = 16_384
 """A replica is remembered by at most two generations of links: 2 MiB of prompts, in 4 MiB of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """`links` as above, one a block; `text` is what they stand for, a whole number of blocks."""
 
     links: tuple[int, ...] = ()

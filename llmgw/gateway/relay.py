@@ -121,31 +121,32 @@ class Relay:
     ) -> None:
         passage, patience = call.passage, self._patience.of(call.model.timeouts)
         _is_answered_by(passage, call.model)
-        tries = 0
-        held = Held(
-            call,
-            client,
-            watch,
-            patience.hold_s,
-            budget.begun_s + patience.hold_s,
-            has_stand_in=lambda: any(True for _ in self._stand_ins(call)),
-        )
+        tries, cause = 0, ""
         tried: dict[str, Target] = {}
         choice = self._choose(call)
         while True:
             if choice is None:
                 if not may_wait:
                     raise answers.misrouted(call.model.name)
+                held = Held(
+                    call,
+                    client,
+                    watch,
+                    patience.hold_s,
+                    budget.begun_s + patience.hold_s,
+                    has_stand_in=lambda: any(True for _ in self._stand_ins(call)),
+                    cause=cause,
+                )
                 choice = await self._holding.wait(held, lambda: self._choose(call, tried))
             try:
                 return await self._try(call, choice, client, watch, patience)
             except Elsewhere as failure:
                 refused = failure.refused
-                if str(failure) != held.cause:  # who waits for one to come back tells of it once
+                if str(failure) != cause:  # who waits for one to come back tells of it once
                     log.warning("Replica %s of %s %s", choice.target.replica, call.model.name, failure)
-                    held.cause = str(failure)
+                    cause = str(failure)
                 if failure.outcome is Outcome.ABSENT:
-                    refused = answers.still_away(call.model.name, held.cause, monotonic() - budget.begun_s)
+                    refused = answers.still_away(call.model.name, cause, monotonic() - budget.begun_s)
                 else:
                     tried[choice.target.replica] = choice.target
                     tries += 1
@@ -179,7 +180,8 @@ class Relay:
         if table.replicas is not self._replicas:
             self._notice(table.replicas)
         there = table.targets_of(call.model)
-        targets = needs.fitting(call.model, there, call.needs)
+        is_held = table.reach_of(call.model).holds(call.needs)
+        targets = there if is_held else needs.fitting(call.model, there, call.needs)
         if there and not targets:
             raise surface.unspoken(call.endpoint, call.model.name, {target.engine for target in there})
         choice = self._chooser.choose(

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
+from typing import NamedTuple
 
 from llmgw.gateway.admission import ModelEntry
 from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes
@@ -52,16 +53,14 @@ class Target:
         return f"Target({self.replica!r}, {self.served_name!r}, {self.origin!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What of a request bears on the choice; empty where the model's routing does not ask for it."""
 
     chain: Chain = NO_CHAIN
     session: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """`route` says why this one."""
 
     target: Target

@@ -25,6 +25,7 @@ from catalog.parts import LIMIT_KEYS, Limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Timeouts
 from llmgw.gateway.availability import Situation
 from llmgw.gateway.database import DatabaseThread
+from llmgw.gateway.needs import Reach
 from llmgw.gateway.routing import Target
 from llmgw.gateway.situations import read_situations
 from nodes.models import Gateway, Rank, Replica
@@ -68,6 +69,7 @@ class Table:
     names: Mapping[str, int] = field(default_factory=dict)
     replicas: Mapping[str, ReplicaEntry] = field(default_factory=dict)
     targets: Mapping[int, tuple[Target, ...]] = field(default_factory=dict)
+    reaches: Mapping[int, Reach] = field(default_factory=dict)
     keys: Mapping[str, KeyEntry] = field(default_factory=dict)
     asleep: frozenset[str] = frozenset()
     """Keys whose owners are deactivated; they are not among `keys`."""
@@ -84,6 +86,10 @@ class Table:
 
     def targets_of(self, model: ModelEntry) -> tuple[Target, ...]:
         return self.targets.get(model.id, ())
+
+    def reach_of(self, model: ModelEntry) -> Reach:
+        """Of its replicas; worked out once, as every request asks."""
+        return self.reaches.get(model.id) or Reach.of(model, ())
 
     def situation_of(self, model: ModelEntry) -> Situation:
         return self.situations.get(model.id, Situation())
@@ -102,12 +108,14 @@ def read_table(previous: Table, cluster_keys: Sequence[ClusterKey]) -> Table:
     if revision > since:
         models = _models(table.models, since)
         replicas = _replicas(table.replicas, since, cluster_keys)
+        targets = _targets(models, replicas.values())
         table = replace(
             table,
             models=models,
             names=_names(models.values()),
             replicas=replicas,
-            targets=_targets(models, replicas.values()),
+            targets=targets,
+            reaches={model: Reach.of(models[model], some) for model, some in targets.items()},
             keys=_keys(table.keys, since),
         )
     # Owners are deactivated and removed without a revision, by whichever hand.
