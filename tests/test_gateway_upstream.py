@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,6 +13,7 @@ from llmgw.gateway.connection import LARGE_BYTES, notice_death
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.routing import Target
 from llmgw.gateway.upstream import EngineAway, Upstream
+from tests.raw_engine import deaf
 
 pytestmark = pytest.mark.one_database
 
@@ -128,17 +129,8 @@ async def test_an_engine_that_is_not_there_never_saw_the_request() -> None:
 
 
 async def test_an_engine_beyond_a_partition_never_saw_the_request() -> None:
-    """Nothing answers there, as with a machine whose packets are lost."""
     watch = Watch()
-    with ExitStack() as stack:
-        deaf = stack.enter_context(socket.socket())
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        for _ in range(4):  # once its line is full, the kernel drops who knocks
-            knocking = stack.enter_context(socket.socket())
-            knocking.setblocking(False)
-            knocking.connect_ex(deaf.getsockname())
-        target = Target("replica", "m", f"http://127.0.0.1:{deaf.getsockname()[1]}", "key")
+    with deaf() as target:
         async with _upstream() as upstream:
             with pytest.raises(EngineAway, match="did not accept a connection in time") as caught:
                 await upstream.ask(target, "/", b"{}", {}, watch, connect_s=0.1, first_byte_s=5)

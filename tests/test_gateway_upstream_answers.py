@@ -5,69 +5,43 @@ And whether the connection serves the next request: only after an answer that en
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 
 import pytest
+import uvloop
 
 from llmgw.gateway.connection import HEADERS, OVERHEAD_BYTES, UNPACKED_BYTES
-from llmgw.gateway.patience import Watch
-from llmgw.gateway.routing import Target
-from llmgw.gateway.upstream import Answer, EngineAway, Upstream
-from tests.raw_engine import ENDS, RESETS, RawEngine, Turn, playing, says
+from tests.raw_engine import (
+    ENDS,
+    FINE,
+    HALF,
+    HI,
+    OK,
+    RESETS,
+    Turn,
+    ask,
+    asking,
+    outcome,
+    playing,
+    says,
+    watching,
+)
 
 pytestmark = pytest.mark.one_database
 
-OK = b"HTTP/1.1 200 OK\r\n"
-HI = OK + b"Content-Length: 2\r\n\r\nhi"
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop that serves."""
+    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
+    return policy
+
+
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 DROPPED, BROKEN = "closed the connection", "broke off"
 AGAIN, ANEW = "the same connection again", "a new connection"
-
-
-@asynccontextmanager
-async def asking(**options: int) -> AsyncIterator[Upstream]:
-    upstream = Upstream(**options)
-    await upstream.start()
-    try:
-        yield upstream
-    finally:
-        await upstream.stop()
-
-
-@contextmanager
-def watching() -> Iterator[Watch]:
-    watch = Watch()
-    try:
-        yield watch
-    finally:
-        watch.close()
-
-
-async def ask(upstream: Upstream, target: Target, watch: Watch, body: bytes = b"{}") -> Answer:
-    return await upstream.ask(target, "/v1", body, {}, watch, connect_s=5, first_byte_s=5)
-
-
-async def outcome(
-    upstream: Upstream, engine: RawEngine, body: bytes = b"{}", patience_s: float = 5
-) -> tuple[int | str, bytes, str]:
-    """Its status or why there is none, its body as far as it came, and how it ended."""
-    with watching() as watch:
-        try:
-            answer = await ask(upstream, engine.target, watch, body)
-        except EngineAway as away:
-            return str(away), b"", ""
-        heard = b""
-        try:
-            while piece := await answer.piece(patience_s):
-                heard += piece
-        except EngineAway as away:
-            return answer.status, heard, str(away)
-        finally:
-            answer.close()
-        return answer.status, heard, "whole"
 
 
 def headed(*lines: bytes, body: bytes = b"hi") -> bytes:
@@ -78,7 +52,6 @@ def packed(how: bytes, body: bytes) -> bytes:
     return headed(b"Content-Encoding: " + how, b"Content-Length: %d" % len(body), body=body)
 
 
-FINE = (200, b"hi", "whole")
 CASES = [
     # What is an answer.
     (HI, FINE, AGAIN, "a body of a length"),
@@ -206,6 +179,8 @@ async def test_an_engine_that_says(said: bytes, makes: tuple[int | str, bytes, s
             b"HTTP/1.1 100 Continue\r\n\r\n", ENDS, (DROPPED, b"", ""), id="after an interim answer"
         ),
         pytest.param(HI[:-1], ENDS, (200, b"h", BROKEN), id="in a body of a length"),
+        pytest.param(HI[:-1], HALF, (200, b"h", BROKEN), id="one way in a body of a length"),
+        pytest.param(b"", HALF, (DROPPED, b"", ""), id="one way before it says a word"),
         pytest.param(CHUNKED + b"5\r\nhi", ENDS, (200, b"hi", BROKEN), id="in a chunk"),
         pytest.param(CHUNKED + b"2\r\nhi\r\n", ENDS, (200, b"hi", BROKEN), id="between two chunks"),
         pytest.param(

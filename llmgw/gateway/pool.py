@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from functools import lru_cache
 from urllib.parse import urlsplit
 
 from llmgw.gateway.connection import Broken, Connection
@@ -25,8 +24,8 @@ class Pool:
     def __init__(self, origin: str, loop: asyncio.AbstractEventLoop, *, limit: int) -> None:
         parts = urlsplit(origin)
         self._host = parts.hostname or ""
-        self._is_secure = parts.scheme == "https"
-        self._port = parts.port or (443 if self._is_secure else 80)
+        self._trust = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (80 if self._trust is None else 443)
         self._loop, self._limit = loop, limit
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
@@ -58,7 +57,7 @@ class Pool:
         try:
             async with asyncio.timeout(connect_s):
                 await self._loop.create_connection(
-                    lambda: connection, self._host, self._port, ssl=_trust() if self._is_secure else None
+                    lambda: connection, self._host, self._port, ssl=self._trust
                 )
             is_made = True
         except TimeoutError as error:
@@ -130,8 +129,3 @@ class Pool:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.popitem()[0].abort()
-
-
-@lru_cache(maxsize=1)
-def _trust() -> ssl.SSLContext:
-    return ssl.create_default_context()
