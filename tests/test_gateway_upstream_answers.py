@@ -5,12 +5,10 @@ And whether the connection serves the next request: only after an answer that en
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import zlib
 
 import pytest
-import uvloop
 
 from llmgw.gateway.connection import HEADERS, OVERHEAD_BYTES, UNPACKED_BYTES
 from tests.raw_engine import (
@@ -30,13 +28,6 @@ from tests.raw_engine import (
 )
 
 pytestmark = pytest.mark.one_database
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that serves."""
-    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
-    return policy
 
 
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

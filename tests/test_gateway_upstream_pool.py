@@ -10,8 +10,9 @@ import shutil
 import ssl
 import subprocess
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -36,13 +37,6 @@ from tests.raw_engine import (
 )
 
 pytestmark = pytest.mark.one_database
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that serves."""
-    policy: asyncio.AbstractEventLoopPolicy = uvloop.EventLoopPolicy()
-    return policy
 
 
 DROPPED = ("closed the connection", b"", "")
@@ -385,3 +379,36 @@ async def test_a_brief_question_to_an_engine_that_says(turn: Turn, told: bytes) 
 
         assert await briefly() == told
         assert await briefly() == b"hi"
+
+
+# --- the loop that serves --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        pytest.param(
+            lambda: test_an_engine_that_closes_a_kept_connection_as_it_is_used_is_asked_anew(RESETS),
+            id="a race",
+        ),
+        pytest.param(test_who_finds_no_connection_waits_and_is_served_in_turn, id="a line"),
+        pytest.param(lambda: test_who_leaves_at_any_moment_takes_no_place_along(b"{}", 2), id="who leaves"),
+        pytest.param(
+            lambda: test_who_leaves_at_any_moment_takes_no_place_along(bytes(4 * LARGE_BYTES), 0),
+            id="who leaves in the middle of a large body",
+        ),
+        pytest.param(test_when_it_stops_whoever_asks_is_told, id="the end"),
+        pytest.param(test_of_an_answer_that_nobody_reads_little_is_held, id="a client that does not read"),
+        pytest.param(
+            test_of_a_request_that_an_engine_does_not_read_little_is_held_twice,
+            id="an engine that does not read",
+        ),
+        pytest.param(
+            test_an_answer_that_comes_before_its_request_is_sent_is_the_end_of_that, id="an early answer"
+        ),
+        pytest.param(test_a_connection_is_watched_by_the_kernel, id="what the kernel is told"),
+    ],
+)
+def test_on_uvloop_as_well(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """pytest's is the one of the standard library."""
+    uvloop.run(test())
