@@ -51,10 +51,12 @@ def bearer_of(request: Request) -> str | None:
 
 
 class KeyAuthentication(BaseAuthentication):
-    """`Authorization: Bearer llmgw_...`, a key whose scope is manage. It may do what its owner may.
+    """`Authorization: Bearer llmgw_...`, a key of this scope: one that manages may do what its owner may.
 
     Which keys there are is nobody's business: unknown, revoked and expired ones get the same answer.
     """
+
+    scope = Key.Scope.MANAGE
 
     def authenticate(self, request: Request) -> tuple[Any, Key] | None:
         text = bearer_of(request)
@@ -65,9 +67,10 @@ class KeyAuthentication(BaseAuthentication):
             raise exceptions.AuthenticationFailed(
                 "This API key is not valid: it is unknown, revoked or expired."
             )
-        if key.scope != Key.Scope.MANAGE:
+        if key.scope != self.scope:
             raise exceptions.PermissionDenied(
-                f"This API key is for {key.get_scope_display()}: use one whose scope is manage, or make one."
+                f"This API key is for {key.get_scope_display()}: use one whose scope is {self.scope.value}, "
+                f"or make one."
             )
         return key.user, key
 

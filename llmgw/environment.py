@@ -97,6 +97,18 @@ def url(name: str, default: str, *schemes: str) -> str:
     return _read(name, default, parse, "a URL that begins with " + " or ".join(starts))
 
 
+def urls(name: str, *schemes: str) -> list[str]:
+    starts = tuple(f"{scheme}://" for scheme in schemes)
+
+    def parse(text: str) -> list[str]:
+        found = [part.strip().rstrip("/") for part in text.split(",")]
+        if not all(each.startswith(starts) for each in found):
+            raise ValueError
+        return found
+
+    return _read(name, [], parse, "a list of URLs that begin with " + " or ".join(starts))
+
+
 def secret(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
     """As the others, and the value is never repeated."""
     try:

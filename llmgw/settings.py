@@ -109,6 +109,9 @@ LLMGW_KEEP_REPLICAS_S = env.seconds("LLMGW_KEEP_REPLICAS_S", 24 * 3600)  # shown
 LLMGW_WEBHOOK_NETWORKS = env.networks("LLMGW_WEBHOOK_NETWORKS")
 LLMGW_WEBHOOK_TIMEOUT_S = env.seconds("LLMGW_WEBHOOK_TIMEOUT_S", 5)
 
+# Where Prometheus reads /metrics of gateways, as /api/sd tells it; without any, where it reads that itself.
+LLMGW_GATEWAYS = env.urls("LLMGW_GATEWAYS", "https", "http")
+
 # An on-demand model is unloaded after this long without a request, where its own idle_timeout is 0. In
 # nanoseconds, as the catalog has its durations.
 LLMGW_IDLE_TIMEOUT = env.duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)

@@ -21,6 +21,7 @@ from llmgw.playground import urls as playground_urls
 from nodes.api import router as nodes_router
 from nodes.api import urls as nodes_urls
 from nodes.machines import urls as machines_urls
+from nodes.monitoring import urls as monitoring_urls
 
 
 @extend_schema(exclude=True)
@@ -58,6 +59,7 @@ urlpatterns = [
     re_path("^api/docs/?$", admin.site.admin_view(show_docs), name="docs"),
     path("api/", include(catalog_router.urls)),
     path("api/", include(machines_urls)),  # before the nodes themselves, whose names hold slashes
+    path("api/", include(monitoring_urls)),
     path("api/", include(nodes_urls)),
     path("api/<path:rest>", no_such_address),
 ]

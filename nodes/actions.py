@@ -22,6 +22,7 @@ from nodes.models import Cluster, Held, Node, Orphan, Rank, Replica, Roll
 from nodes.showing import models_with_replicas, tally
 
 RESERVED = ("join",)  # /api/nodes/ has these for itself
+RESERVED_END = "/metrics"
 
 
 class NodeRefused(CatalogError):
@@ -298,7 +299,7 @@ def check_name(name: str) -> None:
             f"{NAME_LIMIT} visible characters, such as gpu-07.",
             field="name",
         )
-    if name in RESERVED:
+    if name in RESERVED or name.endswith(RESERVED_END):
         raise NodeRefused(f"A node cannot be called {quote(name)}: give it another name.", field="name")
 
 

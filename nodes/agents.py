@@ -6,6 +6,7 @@ becomes one sentence, never an exception that stops a pass. Callers are threads 
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from nodes.conversation import (
     refusal,
     refused_as,
 )
+from nodes.exposition import is_told_by
 from nodes.models import Node
 from nodes.protocol import (
     CLOCK_HEADER,
@@ -45,7 +47,7 @@ from nodes.protocol import (
     to_json,
 )
 
-STATE_LIMIT_BYTES = 8 << 20
+STATE_LIMIT_BYTES = METRICS_LIMIT_BYTES = 8 << 20
 LIST_LIMIT = 1_000  # ranks, GPUs and whatever else of one node
 GPU_NAME_LIMIT, COUNT_LIMIT = 100, 2**31 - 1  # as their columns have it
 
@@ -111,6 +113,14 @@ def ask_paths(path: str, spec: ModelSpec) -> list[PathFacts]:
         if node.seen_at is None or _could_run(spec, node)
     ]
     return ask_each(partial(_ask_path, path=path), nodes)
+
+
+def read_metrics(node: Node) -> str:
+    """What its agent tells Prometheus, of itself and of nothing else. Raises AgentProblem."""
+    (told,) = ask_each(_read_metrics, [node])
+    if isinstance(told, AgentProblem):
+        raise told
+    return told
 
 
 def last_report(node: Node) -> StateReport | None:
@@ -235,6 +245,25 @@ def _rank_report(message: Message, answer: Answer) -> RankReport | None:
     except (AgentProblem, ProtocolError, ValueError):
         return None
     return report if report.replica == message.replica else None
+
+
+async def _read_metrics(session: Session, node: Node) -> str | AgentProblem:
+    try:
+        answer = await ask(session, node, "GET", "/metrics", limit=METRICS_LIMIT_BYTES)
+        if answer.status != 200:
+            return AgentProblem(refusal(node, answer))
+    except AgentProblem as problem:
+        return problem
+    told = answer.body.decode("utf-8", "replace")
+    if not is_told_by(told, _OF_AGENTS):
+        return AgentProblem(
+            f"The agent of {node.name} tells metrics that are none of an agent's; bring it to the version of "
+            "the control plane."
+        )
+    return told
+
+
+_OF_AGENTS = re.compile(r"llmgw_(agent|host|gpu|rank|engine)_")
 
 
 async def _ask_path(session: Session, node: Node, path: str) -> PathFacts:

@@ -81,6 +81,20 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
 
 
+def is_told_by(text: str, names: re.Pattern[str]) -> bool:
+    """Whether each line is of this form, and of a metric that is called so."""
+    for line in text.split("\n"):
+        words = line.split(" ", 3)
+        if line.startswith("# "):
+            name = words[2] if words[1] in ("HELP", "TYPE") and len(words) == 4 else ""
+        else:
+            match = _SAMPLE.fullmatch(line)
+            name = match[1] if match else ""
+        if line and not names.match(name):
+            return False
+    return True
+
+
 def read_samples(text: str, names: frozenset[str] | None = None) -> Iterator[Sample]:
     """The samples in a text, those of `names` alone where they are given. What is none is passed over."""
     for line in text.split("\n"):

@@ -19,6 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from nodes.actions import register_node
+from nodes.agent.figures import families
+from nodes.exposition import written
 from nodes.protocol import (
     CLOCK_HEADER,
     CLUSTER_HEADER,
@@ -64,6 +66,7 @@ class FakeAgent:
     refuses: tuple[int, str, str] | None = None
     state_body: bytes | None = None
     state_etag: bytes = b""
+    metrics: str = ""
     lies_in_answers: bool = False
     state_delay_s: float = 0.0
     is_deaf: bool = False
@@ -169,6 +172,9 @@ class FakeAgent:
             return web.Response(status=304, headers={"ETag": etag})
         return web.json_response(raw, headers={"ETag": etag})
 
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics or written(families(self.report(), [])))
+
     async def _put(self, request: web.Request) -> web.Response:
         assignment = read(Assignment, await request.json())
         if assignment.fence < self.fence:
@@ -225,6 +231,7 @@ class FakeAgent:
     @contextlib.contextmanager
     def running(self) -> Iterator[FakeAgent]:
         app = web.Application(middlewares=[self._note])
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/state", self._state)
         app.router.add_put("/v1/replicas/{id}", self._put)
         app.router.add_delete("/v1/replicas/{id}", self._delete)

@@ -33,6 +33,7 @@ def ask(var: Path, *names: str, **environment: str) -> dict[str, str]:
             "10.0.0.1/8",
             "LLMGW_WEBHOOK_NETWORKS is '10.0.0.1/8', which is not a list of networks such as",
         ),
+        ("LLMGW_GATEWAYS", "gw:8000", "LLMGW_GATEWAYS is 'gw:8000', which is not a list of URLs that begin"),
         ("LLMGW_TICK_S", "often", "LLMGW_TICK_S is 'often', which is not a number of seconds above 0"),
         ("LLMGW_HOLD_S", "-1", "LLMGW_HOLD_S is '-1', which is not a number of seconds above 0"),
         ("LLMGW_LEASE_S", "nan", "LLMGW_LEASE_S is 'nan', which is not a number of seconds above 0"),
