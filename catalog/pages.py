@@ -33,7 +33,9 @@ _LONGEST_NUMBER = 18  # digits that a column of 64 bits always holds
 
 
 class VerbAdmin(ModelAdmin):
-    """Pages of rows that verbs and the loop write."""
+    """Pages of rows that verbs and the loop write. is_live: the list follows what happens."""
+
+    is_live = False
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         if not all(map(_is_storable, request.GET.values())):

@@ -31,6 +31,11 @@ def said(text: str, look: str = "") -> SafeString:
     return format_html('<span class="said {}">{}</span>', look, sentence(text))
 
 
+def live(name: str, shown_: Any) -> SafeString:
+    """A part of a page that follows what happens while the page is open. name: one of its page."""
+    return format_html('<div data-live="{}" data-called="{}">{}</div>', name, name, shown_)
+
+
 def preformatted(text: str, look: str) -> SafeString:
     """Of any length: it scrolls, and so the keyboard reaches it."""
     return format_html(

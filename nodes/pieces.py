@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.urls import reverse
@@ -16,10 +17,11 @@ from nodes.consequences import Consequences
 from nodes.models import Node, Replica, Weights
 from nodes.overview import Fact, Overview, facts_of
 from nodes.placement import Freshness, agreeing
-from nodes.progress import progress_words
-from nodes.showing import GpuUse, freshness_of, kept_free_words, running_on, staleness_of
+from nodes.progress import Progress
+from nodes.showing import GpuUse, freshness_of, kept_free_words, progress_of, running_on, staleness_of
 from nodes.why import Why
 
+NAMES_SHOWN = 12
 _STATE_LOOKS = {
     Replica.State.READY: "good",
     Replica.State.FETCHING: "busy",
@@ -92,20 +94,20 @@ def weights_badge(row: Weights) -> SafeString:
     return badge(row.state, _WEIGHTS_LOOKS.get(row.state, ""))
 
 
-def progress_bar(done: int, total: int, bytes_per_s: int | None) -> SafeString:
-    """Of a fetch, with its words beside it."""
-    words = said(progress_words(done, total, bytes_per_s))
-    return format_html('<progress max="{}" value="{}"></progress>{}', total, min(done, total), words)
+def progress_bar(found: Progress) -> SafeString:
+    """With its words beside it."""
+    return format_html(
+        '<progress max="{}" value="{}" aria-label="{}"></progress>{}',
+        found.total,
+        found.done,
+        found.words,
+        said(found.words),
+    )
 
 
-def fetch_bars(replica: Replica) -> SafeString:
-    """Of a row of `replicas()`: one for each of its ranks that fetches."""
-    bars = [
-        (progress_bar(rank.done_bytes or 0, rank.total_bytes, rank.bytes_per_s),)
-        for rank in replica.ranks.all()
-        if rank.state == Replica.State.FETCHING and rank.total_bytes
-    ]
-    return format_html_join("", "{}", bars)
+def progress_bars(replica: Replica) -> SafeString:
+    """Of a row of `replicas()`: how far it is with what it does now; nothing where it does nothing such."""
+    return format_html_join("", "{}", ((progress_bar(each),) for each in progress_of(replica)))
 
 
 def gpu_badge(use: GpuUse) -> SafeString:
@@ -198,5 +200,37 @@ def rooms_shown(why: Why) -> SafeString:
             nodes.setdefault(reason, []).append(node)
         for reason, names in sorted(nodes.items(), key=lambda entry: (entry[0] != "", -len(entry[1]))):
             word = agreeing(reason, len(names)) or badge(telling.ROOM, "good")
-            rows.append((profile, len(names), word, ", ".join(names)))
+            rows.append((profile, len(names), word, _named(names)))
     return table(("profile", "nodes", "say", "which"), rows)
+
+
+def _named(names: list[str]) -> SafeString | str:
+    """All of them; many fold out."""
+    told = ", ".join(names)
+    if len(names) <= NAMES_SHOWN:
+        return told
+    first = f"{', '.join(names[:NAMES_SHOWN])} and {len(names) - NAMES_SHOWN} more"
+    return format_html("<details><summary>{}</summary>{}</details>", sentence(first), sentence(told))
+
+
+def nodes_shown(why: Why, keys: Mapping[str, int]) -> SafeString:
+    """Node by node: what each says to each profile. `keys` are the nodes' rows, by name."""
+    names = sorted({node for by_node in why.reasons.values() for node in by_node})
+    rows = [
+        (
+            format_html(
+                '<a href="{}">{}</a>', reverse("admin:nodes_node_change", args=[keys[name]]), sentence(name)
+            )
+            if name in keys
+            else name,
+            *(_says(by_node.get(name)) for by_node in why.reasons.values()),
+        )
+        for name in names
+    ]
+    return table(("node", *map(sentence, why.reasons)), rows)
+
+
+def _says(reason: str | None) -> SafeString | str:
+    if reason is None:
+        return "-"
+    return agreeing(reason, 1) or badge(telling.ROOM, "good")

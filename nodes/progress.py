@@ -1,6 +1,10 @@
-"""How far a fetch is, in words: what is there, how fast it comes, and when that would be all of it."""
+"""How far something is, in words: of a fetch what is there, how fast it comes, and when that would be all of
+it; of a start or an end how long it may take yet.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from catalog.typed import span_words
 
@@ -29,3 +33,21 @@ def progress_words(done: int, total: int, bytes_per_s: int | None) -> str:
     if bytes_per_s and left is not None and done < total:
         words += f", {size_words(bytes_per_s)}/s, {span_words(left)} left"
     return words
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A bar, and the words beside it: done of total, in whatever is counted."""
+
+    done: float
+    total: float
+    words: str
+
+
+def fetch_progress(done: int, total: int, bytes_per_s: int | None) -> Progress:
+    return Progress(min(done, total), total, progress_words(done, total, bytes_per_s))
+
+
+def wait_progress(age_s: float, left_s: float, what: str) -> Progress:
+    """Of what has a deadline and tells nothing of itself: how much of its time is over."""
+    return Progress(round(age_s), max(round(age_s + left_s), 1), f"{what}, {span_words(left_s)} left at most")

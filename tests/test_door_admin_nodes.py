@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from catalog.actions import edit_model
 from catalog.hiding import HIDDEN
 from catalog.models import Event, Model
-from nodes.models import Node, Orphan, Replica
+from nodes.models import Node, Orphan, Rank, Replica
 from tests.cast import (
     PROFILE,
     a_model,
@@ -170,10 +170,124 @@ def test_the_page_of_a_replica_leads_to_its_model_whatever_that_is_called_now(ad
     assert ">tiny</div>" in page(admin, path)
 
 
-def test_a_log_that_cannot_be_read_is_said_and_the_page_shows(admin: Client) -> None:
-    """Nothing listens at the node's address."""
-    node = a_node(address="http://127.0.0.1:9")
-    assert "127.0.0.1:9" in said(admin, of(a_replica(a_model(), node)))
+def test_the_page_of_a_replica_asks_no_agent_and_has_the_way_to_its_log(admin: Client) -> None:
+    """Nothing listens at the node's address, and nothing is asked before the page is there."""
+    replica = a_replica(a_model(), a_node(address="http://127.0.0.1:9"))
+    html = page(admin, of(replica))
+    assert f'data-log="/api/replicas/{replica.pk}/log"' in html
+    assert f'<a href="/api/replicas/{replica.pk}/log?tail=1000">as text</a>' in html
+    assert "127.0.0.1:9" not in html
+    answer = admin.get(f"/api/replicas/{replica.pk}/log")
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (503, "agent_unreachable")
+
+
+def test_each_ended_process_leads_to_its_log(admin: Client) -> None:
+    replica = a_replica(a_model(), a_node(), "starting")
+    Rank.objects.update(attempts=[{"number": 3, "exit_code": 1, "cause": "oom", "reason": "no <room>"}])
+    html = page(admin, of(replica))
+    assert f'href="/api/replicas/{replica.pk}/log?attempt=3&amp;rank=0" data-attempt="attempt 3"' in html
+    assert "no &lt;room&gt;" in html
+
+
+@pytest.mark.parametrize(
+    ("state", "columns", "bar", "words"),
+    [
+        pytest.param(
+            "fetching",
+            {"done_bytes": 1_200_000_000, "total_bytes": 4_500_000_000, "bytes_per_s": 110_000_000},
+            'max="4500000000" value="1200000000"',
+            "1.2 of 4.5 GB, 110.0 MB/s, 30 s left",
+            id="a fetch",
+        ),
+        pytest.param(
+            "starting", {}, 'max="1200" value="30."', "starting, 1[45] min left at most", id="a start"
+        ),
+        pytest.param(
+            "draining",
+            {"running": 2},
+            'max="30." value="30."',
+            "2 requests to finish, 0 s left at most",
+            id="an end",
+        ),
+        pytest.param("ready", {"running": 2}, "", "2 run, 0 wait", id="nothing that ends"),
+    ],
+)
+def test_what_takes_its_time_has_a_bar_and_words(
+    admin: Client, state: str, columns: dict[str, int], bar: str, words: str
+) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node(), state)
+    Rank.objects.update(**columns)
+    for path in (of(replica), REPLICAS):
+        html = page(admin, path)
+        assert re.search(words, html)
+        assert html.count("<progress") == bool(bar)
+        assert re.search(bar, html)
+    assert html.count("<progress") == page(admin, f"/admin/catalog/model/{model.pk}/change/").count(
+        "<progress"
+    )
+
+
+def test_a_stale_replica_offers_to_roll_its_model_to_whoever_may(admin: Client, client: Client) -> None:
+    model = a_model()
+    replica = a_replica(model, a_node())
+    assert "Roll its model" not in page(admin, of(replica))
+    edited(model, tp=2)
+    html = page(admin, of(replica))
+    assert re.search(
+        rf'value="roll">\s*<input type="hidden" name="_selected_action" value="{model.pk}">', html
+    )
+    client.force_login(viola())
+    assert "Roll its model" not in page(client, of(replica))
+
+
+def test_a_models_page_tells_the_difference_once_for_all_that_differ_in_the_same(admin: Client) -> None:
+    model, node = a_model(), a_node(gpus=4)
+    ids = [str(a_replica(model, node, gpu=gpu).pk)[:8] for gpu in range(2)]
+    path = f"/admin/catalog/model/{model.pk}/change/"
+    assert "nothing: each runs what is written here" in said(admin, path)
+    edited(model, tp=2)
+    html = page(admin, path)
+    assert f"2 of them: {', '.join(ids)}" in html
+    assert len(re.findall('<td class="">tp</td><td class="was">1</td><td class="now">2</td>', html)) == 1
+
+
+def test_lists_and_pages_mark_what_follows_what_happens(admin: Client) -> None:
+    model, node = a_model(), a_node()
+    replica = a_replica(model, node)
+    for path, parts in (
+        (REPLICAS, ["rows"]),
+        (NODES, ["rows"]),
+        ("/admin/catalog/model/", ["rows"]),
+        ("/admin/catalog/key/", []),
+        (of(replica), ["buttons", "replica"]),
+        (f"{NODES}{node.pk}/change/", ["buttons", "node"]),
+        (f"/admin/catalog/model/{model.pk}/change/", ["buttons", "state", "replicas", "differences"]),
+        (f"/admin/catalog/model/{model.pk}/why/", ["why"]),
+        ("/admin/", ["overview", "events"]),
+    ):
+        html = page(admin, path)
+        assert re.findall(r'data-live="([^"]+)"', html) == parts, path
+        assert '<script type="module" src="/static/nodes/live.js"></script>' in html
+
+
+@pytest.mark.parametrize(
+    ("takes", "names"),
+    [
+        ("", ["cordoned", "drained", "free"]),
+        ("all", ["free"]),
+        ("nothing-new", ["cordoned"]),
+        ("leaving", ["drained"]),
+        ("rubbish", ["cordoned", "drained", "free"]),
+    ],
+)
+def test_nodes_are_narrowed_by_what_is_placed_there(admin: Client, takes: str, names: list[str]) -> None:
+    a_node("free")
+    a_node("cordoned", is_cordoned=True)
+    a_node("drained", is_cordoned=True, is_draining=True)
+    answer = admin.get(f"{NODES}?takes={takes}")
+    assert [node.name for node in answer.context["cl"].result_list] == names
+    assert "By what is placed there" in said(admin, NODES)
 
 
 def test_a_node_out_of_contact_is_not_asked_for_a_log(admin: Client) -> None:

@@ -90,6 +90,18 @@ def test_a_reconciler_that_nobody_runs_says_so(admin: Client) -> None:
     assert "see to it that a worker runs" in html
 
 
+def test_agents_are_had_to_obey_a_restored_database_after_asking(admin: Client) -> None:
+    assert "Have agents obey this database" in page(admin, RECONCILER)
+    asked = admin.post(RECONCILER, {"action": "outrank", "_selected_action": ["1"]}).content.decode()
+    assert "stop any other first" in asked
+    before = Lease.objects.get().token
+    told = acted(admin, RECONCILER, "outrank", why="the disk was replaced")
+    assert "1 of 1 reconciler obeyed from the next pass on." in told
+    assert Lease.objects.get().token > before
+    event = Event.objects.get(verb="outrank")
+    assert (event.by, event.door, event.why) == ("alice", "admin", "the disk was replaced")
+
+
 def test_who_may_look_may_not_pause(client: Client) -> None:
     client.force_login(viola())
     assert 'value="pause"' not in page(client, RECONCILER)

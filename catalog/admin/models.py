@@ -34,14 +34,21 @@ from catalog.hiding import SEE_ENV, hide_model
 from catalog.models import Model
 from catalog.pages import VerbAdmin
 from catalog.parts import LIMIT_KEYS, TIMEOUT_KEYS
-from catalog.pieces import as_json, badge, said, sentence, table
+from catalog.pieces import as_json, badge, difference_table, live, said, sentence, table
 from catalog.reading import CatalogError
 from catalog.typed import bounds_words, scaling_words, span_words
 from nodes.agents import ask_paths
-from nodes.models import Demand
+from nodes.models import Demand, Node, Replica
 from nodes.outlook import why_of
-from nodes.pieces import replica_badge, rooms_shown, stale_badge
-from nodes.showing import models_with_replicas, replicas_to_show, spec_of, staleness_of, tally
+from nodes.pieces import nodes_shown, progress_bars, replica_badge, replica_link, rooms_shown, stale_badge
+from nodes.showing import (
+    differences_as_dicts,
+    models_with_replicas,
+    replicas_to_show,
+    spec_of,
+    staleness_of,
+    tally,
+)
 from nodes.tasks import wake
 
 _SOURCE_BADGES = {
@@ -62,7 +69,7 @@ class ModelAdmin(VerbAdmin):
     search_fields = ("names__name", "source", "description")
     actions: ClassVar[list[Any]] = [check_sources, pin, roll, end_roll, turn_off, remove]
     fieldsets = (
-        ("Now", {"fields": ("now", "running")}),
+        ("Now", {"fields": ("now", "running", "differences")}),
         (None, {"fields": ("name", "aliases", "description")}),
         ("Source", {"fields": ("source", "source_check", "skip_source_check")}),
         (
@@ -76,7 +83,8 @@ class ModelAdmin(VerbAdmin):
         ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
-    readonly_fields = ("now", "running", "source_check", "will_run")
+    readonly_fields = ("now", "running", "differences", "source_check", "will_run")
+    is_live = True
 
     # --- the list
 
@@ -167,22 +175,45 @@ class ModelAdmin(VerbAdmin):
             why = f": {model.roll.why}" if model.roll.why else ""
             parts.append(said(model.roll.halted or f"Rolled by {model.roll.by}{why}."))
         parts.append(said(f"Last asked for: {self.asked(model)}."))
-        return format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
+        if hasattr(model, "unplaced"):
+            way = reverse("admin:catalog_model_why", args=[model.pk])
+            parts.append(format_html('<a href="{}">What each node says</a>', way))
+        told = format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
+        return live("state", told)
 
     @admin.display(description="replicas")
-    def running(self, model: Model) -> SafeString | str:
+    def running(self, model: Model) -> SafeString:
         rows = [
             (
-                format_html('<a href="{}">{}</a>', reverse("admin:nodes_replica_change", args=[row.pk]), row),
+                replica_link(row.pk, str(row)),
                 replica_badge(row),
                 span_words(row.age.total_seconds()),
                 ", ".join(rank.node.name for rank in row.ranks.all()),
                 format_html("{}{}", stale_badge(row), said(staleness_of(row).sentence)),
-                row.reason,
+                format_html("{}{}", said(row.reason), progress_bars(row)),
             )
-            for row in replicas_to_show(model)
+            for row in _replicas_of(model)
         ]
-        return table(("replica", "state", "for", "node", "differs", "reason"), rows) if rows else "none"
+        shown = table(("replica", "state", "for", "node", "differs", "reason"), rows) if rows else "none"
+        return live("replicas", shown)
+
+    @admin.display(description="what differs")
+    def differences(self, model: Model) -> SafeString:
+        """Field by field, once for all replicas that differ in the same."""
+        alike: dict[str, tuple[list[dict[str, Any]], list[str]]] = {}
+        for row in _replicas_of(model):
+            found = staleness_of(row)
+            fields = found.stale_fields + found.launch_fields
+            if fields:
+                told = differences_as_dicts(fields, sees_env=model.sees_env)
+                alike.setdefault(repr(fields), (told, []))[1].append(str(row.pk)[:8])
+        parts = [
+            (sentence(f"{len(names)} of them: {', '.join(names)}"), difference_table(told))
+            for told, names in alike.values()
+        ]
+        if parts:
+            return live("differences", format_html_join("", '<h3 class="run">{}</h3>{}', parts))
+        return live("differences", "nothing: each runs what is written here" if _replicas_of(model) else "-")
 
     @admin.display(description="source check")
     def source_check(self, model: Model) -> SafeString:
@@ -291,6 +322,7 @@ class ModelAdmin(VerbAdmin):
             "says": sentence(why.says),
             "amiss": [sentence(each.rstrip(".")) for each in (*why.amiss, *why.notes)],
             "rooms": rooms_shown(why),
+            "by_node": nodes_shown(why, dict(Node.objects.values_list("name", "pk"))),
         }
         return TemplateResponse(request, "admin/catalog/model/why.html", context)
 
@@ -321,6 +353,14 @@ class ModelAdmin(VerbAdmin):
         if model is None:
             return self.is_gone(request, object_id)
         return remove(self, request, models_with_replicas().filter(pk=model.pk))
+
+
+def _replicas_of(model: Model) -> list[Replica]:
+    """Those that its page shows, read once."""
+    if "replicas_shown" not in model.__dict__:
+        model.__dict__["replicas_shown"] = list(replicas_to_show(model))
+    found: list[Replica] = model.__dict__["replicas_shown"]
+    return found
 
 
 def _ago(model: Model, moment: datetime | None, never: str = "never") -> str:

@@ -36,10 +36,30 @@ WEIGHTS_HEADINGS = ("weights", "state", "size", "in use", "needed by", "note")
 GPU_HEADINGS = ("no.", "use", "by", "class", "device", "memory", "id")
 
 
+class PlacingFilter(admin.SimpleListFilter):
+    title = "what is placed there"
+    parameter_name = "takes"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            ("all", "whatever fits"),
+            ("nothing-new", "nothing new: cordoned"),
+            ("leaving", "nothing: draining"),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Node]) -> QuerySet[Node]:
+        if self.value() == "all":
+            return queryset.filter(is_cordoned=False)
+        if self.value() == "nothing-new":
+            return queryset.filter(is_cordoned=True, is_draining=False)
+        return queryset.filter(is_draining=True) if self.value() == "leaving" else queryset
+
+
 @admin.register(Node)
 class NodeAdmin(ReadOnlyAdmin):
     list_display = ("name", "state", "seen", "note", "gpus", "engines", "runs", "address")
-    list_filter = ("is_draining", "is_cordoned")
+    list_filter = (PlacingFilter,)
+    is_live = True
     search_fields = ("name", "address")
     actions: ClassVar[list[Any]] = ["cordon", "drain", "uncordon", "remove"]
     fieldsets = (

@@ -25,7 +25,7 @@ from nodes.telling import ITEM_HEADINGS
 class ClusterAdmin(ReadOnlyAdmin):
     """There is one, so its page is in the place of a list."""
 
-    actions: ClassVar[list[Any]] = ["pause", "resume", "allow"]
+    actions: ClassVar[list[Any]] = ["pause", "resume", "allow", "outrank"]
     fieldsets = (
         (None, {"fields": ("state", "last_pass", "uuid")}),
         ("Held back", {"fields": ("held",)}),
@@ -128,6 +128,22 @@ class ClusterAdmin(ReadOnlyAdmin):
             act=lambda cluster, **told: bool(actions.allow_held(**told)),
             after=wake,
             entails=lambda rows: {row.pk: _held_lines() for row in rows},
+        )
+
+    @admin.action(description="Have agents obey this database again", permissions=["change"])
+    def outrank(self, request: HttpRequest, queryset: QuerySet[Cluster]) -> HttpResponse:
+        return self.confirm(
+            request,
+            queryset,
+            action="outrank",
+            title="Have agents obey this database",
+            question="Was this database restored from a backup, and do agents refuse what it says as older "
+            "than what they have seen? They obey it again from the next pass on, and no other control plane: "
+            "stop any other first.",
+            button="Yes, have them obey this one",
+            done="obeyed from the next pass on",
+            act=lambda cluster, **told: bool(actions.outrank(**told)),
+            after=wake,
         )
 
 

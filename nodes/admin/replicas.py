@@ -17,10 +17,8 @@ from catalog.pieces import as_json, badge, difference_table, preformatted, said,
 from catalog.typed import span_words
 from nodes import actions
 from nodes.admin.reading import ReadOnlyAdmin
-from nodes.conversation import AgentProblem
-from nodes.logs import read_log
 from nodes.models import Orphan, Replica
-from nodes.pieces import fetch_bars, replica_badge, stale_badge
+from nodes.pieces import progress_bars, replica_badge, stale_badge
 from nodes.placement import Freshness
 from nodes.showing import (
     attempt_as_dict,
@@ -35,15 +33,14 @@ from nodes.showing import (
 )
 from nodes.tasks import wake
 
-LOG_LINES = 40
-ATTEMPT_HEADINGS = ("rank", "attempt", "ended by", "after", "cause", "what happened")
-ATTEMPT_LOOKS = ("", "", "brief", "brief", "brief", "")
+ATTEMPT_HEADINGS = ("rank", "attempt", "ended by", "after", "cause", "what happened", "its log")
+ATTEMPT_LOOKS = ("", "", "brief", "brief", "brief", "", "brief")
 
 
 class AliveFilter(admin.SimpleListFilter):
     """Those that are over are asked for; the list is of what is, or is to be."""
 
-    title = "shown"
+    title = "whether it is over"
     parameter_name = "shown"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -73,6 +70,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
     list_filter = (AliveFilter, "state", "model", "ranks__node")
     search_fields = ("id", "model__names__name", "reason")
     actions: ClassVar[list[Any]] = ["stop"]
+    is_live = True
     ordering = ("model__name", "created_at")
     fieldsets = (
         (
@@ -84,7 +82,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
             "Launch",
             {"fields": ("launch_shown", "fingerprint", "command", "came_by", "generation", "created_at")},
         ),
-        ("Log", {"fields": ("attempts", "log")}),
+        ("Processes", {"fields": ("attempts",)}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Replica]:
@@ -117,11 +115,11 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     @admin.display(description="reason")
     def reason_shown(self, replica: Replica) -> SafeString | str:
-        bars = fetch_bars(replica)
-        if not replica.reason:
+        bars = progress_bars(replica)
+        if not replica.reason or (bars and replica.state == Replica.State.FETCHING):  # which says the same
             return bars or "-"
         look = "problem" if replica.state == Replica.State.FAILED else ""
-        return bars or said(replica.reason, look)
+        return format_html("{}{}", said(replica.reason, look), bars)
 
     @admin.display(description="wanted")
     def wanted_shown(self, replica: Replica) -> str:
@@ -188,24 +186,27 @@ class ReplicaAdmin(ReadOnlyAdmin):
                 _lasted(each),
                 each["cause"],
                 each["reason"],
+                _log_link(replica, rank.rank, each["number"]),
             )
             for rank in replica.ranks.all()
             for each in map(attempt_as_dict, rank.attempts)
         ]
         return table(ATTEMPT_HEADINGS, rows, ATTEMPT_LOOKS) if rows else "none"
 
-    @admin.display(description="last lines")
-    def log(self, replica: Replica) -> SafeString | str:
-        """Asked of the agent while the page loads, for as long as an agent may take to answer."""
-        rank = next(iter(replica.ranks.all()), None)
-        if rank is None:
-            return "-"
-        if freshness_of(rank.node) is Freshness.LOST:
-            return said(f"{rank.node.name} is out of contact; its log cannot be read now.")
-        try:
-            return preformatted(read_log(rank.node, str(replica.pk), tail=LOG_LINES) or "nothing yet", "log")
-        except AgentProblem as problem:
-            return said(str(problem))
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """With the way to its log, which is asked of its agent once the page is there."""
+        replica = context["original"]
+        ranks = list(replica.ranks.all())
+        context["log"] = reverse("replica-log", args=[replica.pk]) if ranks else ""
+        if ranks and freshness_of(ranks[0].node) is Freshness.LOST:
+            name = sentence(ranks[0].node.name)
+            context["log_says"] = f"{name} is out of contact; its log cannot be read now."
+        may_roll = request.user.has_perm("catalog.change_model")
+        is_stale = replica.model is not None and staleness_of(replica).restart_needed
+        context["can_roll"] = may_roll and is_stale and replica.state not in Replica.OVER
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.action(description="Stop the selected replicas", permissions=["change"])
     def stop(self, request: HttpRequest, queryset: QuerySet[Replica]) -> HttpResponse:
@@ -221,6 +222,19 @@ class ReplicaAdmin(ReadOnlyAdmin):
             act=actions.stop_replica,
             after=wake,
         )
+
+
+def _log_link(replica: Replica, rank: int, attempt: int | None) -> SafeString | str:
+    """For the module that shows logs on the page; without it, to the text itself."""
+    if attempt is None:
+        return "-"
+    return format_html(
+        '<a href="{}?attempt={}&amp;rank={}" data-attempt="attempt {}">show</a>',
+        reverse("replica-log", args=[replica.pk]),
+        attempt,
+        rank,
+        attempt,
+    )
 
 
 def _lasted(attempt: Mapping[str, Any]) -> str:

@@ -16,13 +16,27 @@ from nodes.admin.reading import ReadOnlyAdmin
 from nodes.holdings import needing, weights
 from nodes.models import Weights
 from nodes.pieces import progress_bar, weights_badge
-from nodes.progress import size_words
+from nodes.progress import fetch_progress, size_words
+
+
+class UsedFilter(admin.SimpleListFilter):
+    title = "use"
+    parameter_name = "used"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("yes", "in use"), ("no", "not in use")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Weights]) -> QuerySet[Weights]:
+        if self.value() not in ("yes", "no"):
+            return queryset
+        return queryset.filter(is_used=self.value() == "yes")
 
 
 @admin.register(Weights)
 class WeightsAdmin(ReadOnlyAdmin):
     list_display = ("weights", "commit", "node", "state_shown", "size", "used", "needed_by", "note")
-    list_filter = ("state", "is_used", "node")
+    list_filter = ("state", UsedFilter, "node")
+    is_live = True
     search_fields = ("repo", "revision", "node__name")
     fields = ("repo", "revision", "node", "state_shown", "size", "used", "needed_by", "note")
     actions: ClassVar[list[Any]] = ["remove"]
@@ -56,7 +70,7 @@ class WeightsAdmin(ReadOnlyAdmin):
     def size(self, row: Weights) -> SafeString | str:
         if row.state == Weights.State.HELD or row.total_bytes is None:
             return size_words(row.size_bytes)
-        return progress_bar(row.size_bytes, row.total_bytes, row.bytes_per_s)
+        return progress_bar(fetch_progress(row.size_bytes, row.total_bytes, row.bytes_per_s))
 
     @admin.display(description="in use", boolean=True, ordering="is_used")
     def used(self, row: Weights) -> bool:

@@ -125,4 +125,7 @@ def _of_traffic(traffic: Traffic) -> Iterator[Part]:
 
 
 def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+    """Such as `1,240`, `2.5`, `under 0.01`."""
+    if per_s >= 100 or not per_s:
+        return f"{per_s:,.0f}"
+    return f"{per_s:.2g}" if per_s >= 0.01 else "under 0.01"

@@ -15,7 +15,7 @@ from catalog.models import Model
 from catalog.spec import DEFAULT_STARTUP_TIMEOUT, ModelSpec
 from nodes.models import Node, Replica
 from nodes.orders import deadline_s
-from nodes.progress import left_s
+from nodes.progress import Progress, fetch_progress, left_s, wait_progress
 from nodes.showing.ages import seconds, with_age
 from nodes.stale import Staleness, judge, launch_from
 
@@ -162,6 +162,28 @@ def deadline_of(replica: Replica) -> float | None:
     age_s = seconds(replica.age) or 0.0  # type: ignore[attr-defined]  # annotated
     limit_ns = timeout_ns if isinstance(timeout_ns, int) and timeout_ns > 0 else DEFAULT_STARTUP_TIMEOUT
     return deadline_s(replica.state, replica.wanted, age_s, limit_ns)
+
+
+def progress_of(replica: Replica) -> tuple[Progress, ...]:
+    """How far a row of `replicas()` is with what it does now: one for each rank that fetches, else one for
+    the time that a start or an end may take; none of what waits or just runs."""
+    ranks = list(replica.ranks.all())
+    fetching = [rank for rank in ranks if rank.state == Replica.State.FETCHING and rank.total_bytes]
+    if fetching:
+        return tuple(
+            fetch_progress(rank.done_bytes or 0, rank.total_bytes or 0, rank.bytes_per_s) for rank in fetching
+        )
+    if (left := deadline_of(replica)) is None:
+        return ()
+    age_s = seconds(replica.age) or 0.0  # type: ignore[attr-defined]  # annotated
+    running = sum(rank.running or 0 for rank in ranks)
+    if replica.state != Replica.State.DRAINING:
+        what = "starting"
+    elif running:
+        what = f"{running} {'request' if running == 1 else 'requests'} to finish"
+    else:
+        what = "ending"
+    return (wait_progress(age_s, left, what),)
 
 
 def attempt_as_dict(attempt: Mapping[str, Any]) -> dict[str, Any]:

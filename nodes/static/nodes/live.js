@@ -27,6 +27,10 @@ function keyOf(node) {
 const isAlike = (one, other) =>
     one.nodeType === other.nodeType && one.nodeName === other.nodeName && keyOf(one) === keyOf(other);
 
+/** Whether details are open, and which rows are ticked, is for whoever looks at them. */
+const isTheirs = (element, name) =>
+    (element.localName === "details" && name === "open") || (element.localName === "tr" && name === "class");
+
 function follow(old, now) {
     if (old.isEqualNode(now)) return;
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -36,11 +40,10 @@ function follow(old, now) {
     // What people type in or tick, and what another script writes, is theirs.
     if (old.hasAttribute("data-kept") || ["input", "select", "textarea"].includes(old.localName)) return;
     for (const { name } of [...old.attributes]) {
-        if (!now.hasAttribute(name) && !(name === "open" && old.localName === "details")) old.removeAttribute(name);
+        if (!now.hasAttribute(name) && !isTheirs(old, name)) old.removeAttribute(name);
     }
     for (const { name, value } of now.attributes) {
-        if (name === "open" && old.localName === "details") continue;
-        if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+        if (!isTheirs(old, name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
     }
     followChildren(old, now);
 }
@@ -82,7 +85,7 @@ function newsOf(part) {
 
 function calledBy(part) {
     const heading = part.querySelector("h2, h3, caption");
-    return part.getAttribute("aria-label") || (heading ? heading.textContent.trim() : nameOf(part));
+    return part.dataset.called || (heading ? heading.textContent.trim() : nameOf(part));
 }
 
 const status = document.createElement("p");
