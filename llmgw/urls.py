@@ -29,7 +29,7 @@ from nodes.monitoring import urls as monitoring_urls
 def what_rest_serves(request: Request) -> Response:
     """For whoever opens the address of REST itself."""
     names = [prefix for router in (catalog_router, nodes_router) for prefix, *_ in router.registry]
-    names += ["overview", "plan", "reconciler", "usage", "schema", "docs"]
+    names += ["overview", "plan", "reconciler", "series", "usage", "schema", "docs"]
     return Response({name: request.build_absolute_uri(f"/api/{name}") for name in names})
 
 

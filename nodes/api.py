@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, ClassVar, cast
 
 from django.core.exceptions import ValidationError
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import re_path
@@ -21,7 +21,7 @@ from rest_framework.viewsets import ViewSet
 from catalog.actions import find_model
 from catalog.hiding import SEE_ENV
 from catalog.listing import Filter, Listing, check_parameters, refused
-from catalog.models import Key
+from catalog.models import Key, database_now
 from catalog.reading import quote
 from catalog.resources import Addresses, Resource, body_of, is_said, settle
 from catalog.rest import MayDo
@@ -34,6 +34,7 @@ from nodes.logs import TAIL_LINES_LIMIT, NoLog, follow_log, read_log, visible
 from nodes.models import Job, JoinToken, Node, Orphan, Rank, Replica, Weights
 from nodes.outlook import preview_plan
 from nodes.overview import look, overview_as_dict
+from nodes.plots import asked_span, describe_cluster_series, describe_node_series
 from nodes.reckoning import answer, ask
 from nodes.schema import (
     describe_allow,
@@ -53,6 +54,7 @@ from nodes.schema import (
     describe_usage,
     describe_weights,
 )
+from nodes.series import series_of_cluster, series_of_node
 from nodes.shapes import describe_overview
 from nodes.showing import acting, node_as_dict, nodes, of_model, replica_as_dict, replicas
 from nodes.tasks import wake
@@ -158,9 +160,11 @@ class NodeViewSet(Resource):
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
     posted = ("cordon", "uncordon", "drain")
+    parameters = {**Resource.parameters, "retrieve": ("span",)}  # of its series
+    beneath: ClassVar[Mapping[str, str]] = {"series": "series"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "nodes.view_node",
-        "retrieve": "nodes.view_node",
+        "retrieve": "nodes.view_node",  # and what lies beneath it
         "destroy": "nodes.delete_node",
         "cordon": "nodes.change_node",
         "uncordon": "nodes.change_node",
@@ -184,11 +188,30 @@ class NodeViewSet(Resource):
     )
 
     def get_object(self) -> Node:
+        return self._found(self.get_queryset())
+
+    def _found(self, rows: QuerySet[Node]) -> Node:
         name = self.kwargs["name"]
-        found: Node | None = self.get_queryset().filter(name=name).first()
+        found = rows.filter(name=name).first()
         if found is None:
             raise exceptions.NotFound(f"there is no node {quote(name)}; GET /api/nodes lists them")
         return found
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """A node by the whole address if there is one; otherwise what lies beneath another."""
+        name = self.kwargs["name"]
+        found = self.get_queryset().filter(name=name).first()
+        if found is None and name.endswith("/series"):
+            return self.series(request)
+        check_parameters(request, ())
+        return Response(self.shown(found or self.get_object()))
+
+    @describe_node_series
+    def series(self, request: Request) -> Response:
+        span = asked_span(request)
+        self.kwargs["name"] = self.kwargs["name"].removesuffix("/series")
+        node = self._found(Node.objects.only("name"))
+        return Response(series_of_node(node.name, span, database_now()).as_dict())
 
     def destroy(self, request: Request, name: str) -> Response:
         why, by = request.query_params.get("why", ""), request.user.get_username()
@@ -518,6 +541,17 @@ class OverviewViewSet(ViewSet):
         return Response(overview_as_dict(look(request.user)))
 
 
+class SeriesViewSet(ViewSet):
+    """How the cluster did."""
+
+    permission_classes = (MayDo,)
+    needs: ClassVar[Mapping[str, str]] = {"series": "nodes.view_cluster"}
+
+    @describe_cluster_series
+    def series(self, request: Request) -> Response:
+        return Response(series_of_cluster(asked_span(request), database_now(), request.user).as_dict())
+
+
 router = Addresses()
 router.register("replicas", ReplicaViewSet)
 router.register("nodes", NodeViewSet)
@@ -535,6 +569,7 @@ urls = [
     re_path(r"^plan/?\Z", ReconcilerViewSet.as_view({"get": "plan"}), name="plan"),
     re_path(r"^overview/?\Z", OverviewViewSet.as_view({"get": "overview"}), name="overview"),
     re_path(r"^usage/?\Z", UsageViewSet.as_view({"get": "usage"}), name="usage"),
+    re_path(r"^series/?\Z", SeriesViewSet.as_view({"get": "series"}), name="series"),
     re_path(r"^reconciler/?\Z", ReconcilerViewSet.as_view({"get": "state"}), name="reconciler"),
     *(
         re_path(rf"^reconciler/{verb}/?\Z", ReconcilerViewSet.as_view({"post": verb}))

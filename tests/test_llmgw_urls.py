@@ -85,7 +85,9 @@ def test_the_address_of_rest_itself_tells_what_there_is(path: str) -> None:
     client.force_login(alice())
     told = client.get(path).json()
     rows = ["events", "jobs", "join-tokens", "keys", "models", "nodes", "replicas", "webhooks", "weights"]
-    assert sorted(told) == sorted([*rows, "overview", "plan", "reconciler", "schema", "docs", "usage"])
+    assert sorted(told) == sorted(
+        [*rows, "overview", "plan", "reconciler", "schema", "series", "docs", "usage"]
+    )
     assert all(client.get(address).status_code == 200 for address in told.values())
 
 

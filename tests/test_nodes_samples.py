@@ -94,6 +94,7 @@ def test_a_span_ends_with_the_last_whole_step_and_has_few_values(span: Any, afte
 
 def with_memory(world: World, name: str, *used_mib: int) -> World:
     node = world.nodes[name]
+    assert node.report is not None
     gpus = tuple(
         replace(gpu, used_mib=used, memory_mib=100)
         for gpu, used in zip(node.report.gpus, used_mib, strict=True)
@@ -175,6 +176,7 @@ def test_gpus_of_one_name_on_two_nodes_are_two() -> None:
     world = two_nodes()
     for name, used in (("a", 10), ("b", 30)):
         node = world.nodes[name]
+        assert node.report is not None
         report = replace(node.report, gpus=(GpuReport("same", 0, used_mib=used),))
         world.nodes[name] = replace(node, report=report)
     world.model().replica("one", "b", "0")

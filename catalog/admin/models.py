@@ -41,6 +41,7 @@ from nodes.agents import ask_paths
 from nodes.models import Demand, Node, Replica
 from nodes.outlook import why_of
 from nodes.pieces import nodes_shown, progress_bars, replica_badge, replica_link, rooms_shown, stale_badge
+from nodes.plots import model_figure
 from nodes.showing import (
     differences_as_dicts,
     models_with_replicas,
@@ -70,6 +71,7 @@ class ModelAdmin(VerbAdmin):
     actions: ClassVar[list[Any]] = [check_sources, pin, roll, end_roll, turn_off, remove]
     fieldsets = (
         ("Now", {"fields": ("now", "running", "differences")}),
+        ("Lately", {"fields": ("lately",)}),
         (None, {"fields": ("name", "aliases", "description")}),
         ("Source", {"fields": ("source", "source_check", "skip_source_check")}),
         (
@@ -83,7 +85,7 @@ class ModelAdmin(VerbAdmin):
         ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
-    readonly_fields = ("now", "running", "differences", "source_check", "will_run")
+    readonly_fields = ("now", "running", "differences", "lately", "source_check", "will_run")
     is_live = True
 
     # --- the list
@@ -150,7 +152,7 @@ class ModelAdmin(VerbAdmin):
         if not self.has_change_permission(request, obj):
             now = {"fields": (*self.fieldsets[0][1]["fields"], "source_check")}
             run = ("What it will run", {"fields": ("will_run",)})
-            return (("Now", now), ("As written", {"fields": ("written",)}), run)
+            return (("Now", now), self.fieldsets[1], ("As written", {"fields": ("written",)}), run)
         return self.fieldsets
 
     def get_inlines(self, request: HttpRequest, obj: Model | None) -> Any:
@@ -214,6 +216,10 @@ class ModelAdmin(VerbAdmin):
         if parts:
             return live("differences", format_html_join("", '<h3 class="run">{}</h3>{}', parts))
         return live("differences", "nothing: each runs what is written here" if _replicas_of(model) else "-")
+
+    @admin.display(description="plots")
+    def lately(self, model: Model) -> SafeString:
+        return model_figure(model.name)
 
     @admin.display(description="source check")
     def source_check(self, model: Model) -> SafeString:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from rest_framework import exceptions, status
 from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
@@ -15,8 +15,8 @@ from rest_framework.response import Response
 from catalog import actions
 from catalog.hiding import SEE_ENV, hide_all, hide_model
 from catalog.lint import lint
-from catalog.listing import Filter, Listing
-from catalog.models import Model, Name, Profile
+from catalog.listing import Filter, Listing, check_parameters
+from catalog.models import Model, Name, Profile, database_now
 from catalog.reading import NAME_LIMIT, Reader, quote
 from catalog.resources import Resource, body_of, expected_revision, is_dry_run, settle
 from catalog.schema import describe_check, describe_models, describe_profile, describe_roll
@@ -25,8 +25,10 @@ from catalog.spec import ENGINES
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
 from nodes.outlook import preview_change, why_of
+from nodes.plots import asked_span, describe_model_series
 from nodes.preview import preview
 from nodes.schema import describe_why
+from nodes.series import series_of_model
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import wake
 from nodes.telling import consequences_as_dict, why_as_dict
@@ -53,8 +55,9 @@ class ModelViewSet(Resource):
         "update": ("dry_run",),
         "partial_update": ("dry_run",),
         "destroy": ("dry_run", "why"),
+        "retrieve": ("span",),  # of its series
     }
-    beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}", "why": "why"}
+    beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}", "why": "why", "series": "series"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "catalog.view_model",
         "retrieve": "catalog.view_model",  # and what lies beneath it
@@ -88,8 +91,11 @@ class ModelViewSet(Resource):
     )
 
     def get_object(self) -> Model:
+        return self._found(self.get_queryset())
+
+    def _found(self, rows: QuerySet[Model]) -> Model:
         name = self.kwargs["name"]
-        found: Model | None = self.get_queryset().filter(name=name).first()
+        found = rows.filter(name=name).first()
         if found is None:
             raise exceptions.NotFound(f"model {quote(name)} is not in the catalog; check the spelling")
         return found
@@ -98,9 +104,19 @@ class ModelViewSet(Resource):
         """A model by the whole address if there is one; otherwise what lies beneath another."""
         name = self.kwargs["name"]
         found = self.get_queryset().filter(name=name).first()
+        if found is None and name.endswith("/series"):
+            return self.series(request)
+        check_parameters(request, ())
         if found:
             return self._answer(found)
         return self.why(request) if name.endswith("/why") else self.profile(request)
+
+    @describe_model_series
+    def series(self, request: Request) -> Response:
+        span = asked_span(request)
+        self.kwargs["name"] = self.kwargs["name"].removesuffix("/series")
+        model = self._found(Model.objects.only("name"))
+        return Response(series_of_model(model.name, span, database_now(), request.user).as_dict())
 
     @describe_why
     def why(self, request: Request) -> Response:

@@ -28,6 +28,7 @@ from nodes.pieces import (
     weights_badge,
 )
 from nodes.placement import GB
+from nodes.plots import node_figure
 from nodes.protocol import GpuReport
 from nodes.showing import GpuUse, gpus_of, nodes, running_on
 from nodes.tasks import wake
@@ -64,6 +65,7 @@ class NodeAdmin(ReadOnlyAdmin):
     actions: ClassVar[list[Any]] = ["cordon", "drain", "uncordon", "remove"]
     fieldsets = (
         (None, {"fields": ("name", "address", "trusted", "state", "seen", "note", "uuid", "agent_version")}),
+        ("Lately", {"fields": ("lately",)}),
         ("GPUs", {"fields": ("gpus", "gpu_map")}),
         ("Runs", {"fields": ("runs_table",)}),
         ("Weights", {"fields": ("disk", "weights_table")}),
@@ -90,6 +92,10 @@ class NodeAdmin(ReadOnlyAdmin):
     def seen(self, node: Node) -> str:
         age: timedelta | None = node.age  # type: ignore[attr-defined]  # annotated
         return "never" if age is None else f"{span_words(age.total_seconds())} ago"
+
+    @admin.display(description="plots")
+    def lately(self, node: Node) -> SafeString:
+        return node_figure(node.name)
 
     @admin.display(description="GPUs free")
     def gpus(self, node: Node) -> str:
