@@ -128,6 +128,17 @@ def proposed(name: str) -> tuple[Model, Weighing]:
     return model, weighing_of(model)
 
 
+def replica_named(text: str) -> uuid.UUID:
+    """Raises JobRefused."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise JobRefused(
+            f"{quote(text)} is no replica's id; manage.py replicas and GET /api/replicas tell them.",
+            field="replica",
+        ) from None
+
+
 # --- may it be? -----------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from catalog.schema import MODEL_NAME, WHY, fields
 from catalog.schema.beside import GONE, LOCATION
 from catalog.schema.refusals import REFUSALS, ErrorsSerializer
 from nodes.agenda import BUCKETS
+from nodes.bench.asks import DISTRIBUTIONS
+from nodes.bench.options import WAYS, Options
 from nodes.logs import TAIL_LINES_LIMIT
 from nodes.models import Job, Replica, Weights
 from nodes.placement import Freshness
@@ -290,6 +292,43 @@ class JobSerializer(shapes.Serializer):
     engine_version = _text()
     gpu = _text()
 
+
+_LOAD = Options().as_dict()
+
+
+class LoadSerializer(shapes.Serializer):
+    """How a bench makes its load, and what has to hold; what is left out suits a chat. Durations are texts
+    such as 1.5s."""
+
+    through = shapes.ChoiceField(WAYS, default=_LOAD["through"])
+    distribution = shapes.ChoiceField(DISTRIBUTIONS, default=_LOAD["distribution"], help_text="Of lengths.")
+    prompt_tokens = shapes.IntegerField(default=_LOAD["prompt_tokens"], help_text="On average.")
+    output_tokens = shapes.IntegerField(default=_LOAD["output_tokens"], help_text="On average.")
+    spread = shapes.FloatField(default=_LOAD["spread"], help_text="Of lengths, as a part of their mean.")
+    shared_prefix = shapes.FloatField(default=0, help_text="The part of each prompt that all share, 0 to 1.")
+    seed = shapes.IntegerField(default=_LOAD["seed"], help_text="The same is asked at the same times again.")
+    start_rate = shapes.FloatField(default=_LOAD["start_rate"], help_text="Requests a second.")
+    max_rate = shapes.FloatField(default=_LOAD["max_rate"], help_text="No more are tried.")
+    precision = shapes.FloatField(default=_LOAD["precision"], help_text="Of what is found, as a part of it.")
+    step = shapes.CharField(default=_LOAD["step"], help_text="For so long each load is measured.")
+    warmup = shapes.CharField(default=_LOAD["warmup"], help_text="Before anything counts.")
+    ttft_p99 = shapes.CharField(required=False, help_text="What has to hold, instead of the model's SLO.")
+    tpot_p99 = shapes.CharField(required=False, help_text="What has to hold, instead of the model's SLO.")
+
+
+class BenchSerializer(shapes.Serializer):
+    options = LoadSerializer(required=False)
+    replica = shapes.UUIDField(required=False, help_text="Directly at this one.")
+    profile = shapes.CharField(required=False, help_text="Directly at a replica of this profile.")
+    why = fields.why()
+
+
+describe_bench = extend_schema(
+    summary="Find the highest load at which a model's SLO holds: the job that does",
+    parameters=[MODEL_NAME],
+    request=BenchSerializer,
+    responses={202: JobSerializer},
+)
 
 describe_jobs = extend_schema_view(
     list=extend_schema(summary="Jobs", responses=JobSerializer(many=True)),

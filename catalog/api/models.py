@@ -24,13 +24,16 @@ from catalog.showing import SCALINGS
 from catalog.spec import ENGINES
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
+from nodes.benching import ask_bench, replica_named
+from nodes.jobs import job_as_dict
 from nodes.outlook import preview_change, why_of
 from nodes.plots import asked_span, describe_model_series
 from nodes.preview import preview
+from nodes.schema import describe_bench, describe_why
 from nodes.schema import describe_why
 from nodes.series import series_of_model
 from nodes.showing import model_as_dict, models_with_replicas
-from nodes.tasks import wake
+from nodes.tasks import offer, wake
 from nodes.telling import consequences_as_dict, why_as_dict
 
 _BESIDE = ("why", "skip_source_check")  # said of a change, and no part of the model
@@ -49,7 +52,7 @@ class ModelViewSet(Resource):
     queryset = models_with_replicas()
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
-    posted = ("check", "roll")
+    posted = ("bench", "check", "roll")
     parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "create": ("dry_run",),
         "update": ("dry_run",),
@@ -66,6 +69,7 @@ class ModelViewSet(Resource):
         "partial_update": "catalog.change_model",
         "check": "catalog.change_model",
         "roll": "catalog.change_model",
+        "bench": "catalog.change_model",
         "destroy": "catalog.delete_model",
     }
     listing = Listing(
@@ -202,6 +206,24 @@ class ModelViewSet(Resource):
         if verb(stored, by=request.user.get_username(), why=why, door="api"):
             wake()
         return self._answer(self.get_object())
+
+    @describe_bench
+    def bench(self, request: Request) -> Response:
+        stored = self.get_object()
+        body = body_of(request, "options", "replica", "profile", "why")
+        profile, why, replica = body.name("profile"), body.text("why"), body.text("replica")
+        settle(body)
+        job = ask_bench(
+            stored,
+            request.data.get("options", {}) if isinstance(request.data, Mapping) else {},
+            replica=replica_named(replica) if replica else None,
+            profile=profile,
+            by=request.user.get_username(),
+            why=why,
+            door="api",
+        )
+        offer(job)
+        return Response(job_as_dict(job), status=status.HTTP_202_ACCEPTED)
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:
         """The body apart from what is said beside the model; and what every verb wants to be told."""
