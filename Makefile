@@ -27,7 +27,7 @@ SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
 soak: .venv/ready-for-tests
 	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/test_plan_cluster.py tests/test_agent_kills.py tests/test_reconcile_drill.py tests/test_gateway_faults.py \
-		tests/test_gateway_wire.py tests/test_agent_weights_peers.py
+		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks

@@ -209,7 +209,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reply = self._reply
         if reply is None or self._parser is None:  # nobody asked, or more than was asked for
-            self.abort()
+            if data.strip(b"\r\n"):  # of empty lines between answers, httptools makes nothing either
+                self.abort()
             return
         reply.has_begun = True
         status, pieces, size = reply.status, len(reply.pieces), reply.size
@@ -291,8 +292,9 @@ class Connection(asyncio.Protocol):
             raise _Unfit
         name = name.lower()
         if name in _HEARD:
-            before = self._told.get(name)
-            self._told[name] = value if before is None else before + b", " + value
+            before = self._told.setdefault(name, value)
+            if before is not value and name != b"content-type":  # of which the first counts
+                self._told[name] = before + b", " + value
 
     def on_headers_complete(self) -> None:
         reply, told = self._reply, self._told
@@ -360,8 +362,7 @@ def notice_death(connected: socket.socket) -> None:
 
 @lru_cache(maxsize=256)
 def _media_type(content_type: bytes) -> str:
-    """The first, where there is more than one."""
-    return content_type.partition(b",")[0].partition(b";")[0].strip().lower().decode("latin-1")
+    return content_type.partition(b";")[0].strip().lower().decode("latin-1")
 
 
 @lru_cache(maxsize=256)
