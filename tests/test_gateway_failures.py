@@ -16,6 +16,7 @@ from pytest_django import DjangoDbBlocker
 from nodes.models import Demand
 from tests.stage import (
     MESSAGES,
+    Engine,
     Play,
     Script,
     begin_stream,
@@ -193,6 +194,31 @@ def test_an_engine_that_is_gone_is_passed_over_and_then_told_of(play: Play) -> N
         assert refusal.headers["retry-after"] == "10"
         play.thread.run(other.open())
         play.thread.run(play.engine.open())
+
+
+def test_who_was_cut_off_waits_for_the_replica_that_is_away(play: Play) -> None:
+    """Of two, the one that is asked first takes the other away for a while, and breaks off each time."""
+    breaking: list[Engine] = []
+    returning: list[asyncio.Task[None]] = []
+
+    def taking_away(own: Engine, other: Engine) -> Script:
+        async def script(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+            if not breaking:
+                breaking.append(own)
+                await other.close()
+                loop = asyncio.get_running_loop()
+                loop.call_later(0.2, lambda: returning.append(loop.create_task(other.open())))
+            return await (_drops if own is breaking[0] else well_behaved)(request, fields)
+
+        return script
+
+    change(play.model, timeout_hold_ns=10_000_000_000)
+    with play.another_engine(well_behaved) as other:
+        wait_until(lambda: len(play.web.targets()) == 2, "the second replica to be known")
+        other.script, play.engine.script = taking_away(other, play.engine), taking_away(play.engine, other)
+        assert play.chat().choices
+        assert len(returning) == 1
+    change(play.model, timeout_hold_ns=0)
 
 
 def test_a_kept_connection_that_the_engine_has_closed_is_not_held_against_it(play: Play) -> None:

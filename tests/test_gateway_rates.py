@@ -86,12 +86,23 @@ def test_no_minute_sees_more_than_twice_the_limit(uses: list[tuple[float, int]],
         assert sum(amount for at_s, amount in let_in if begin_s <= at_s < begin_s + MINUTE_S) <= 2 * limit
 
 
-def test_quiet_counters_are_dropped_when_there_are_many() -> None:
+def test_quiet_counters_are_forgotten() -> None:
     windows = Windows()
-    for number in range(rates.COUNTERS_LIMIT):
+    for number in range(1_000):
         windows.add(f"old {number}", 1, 0)
-    windows.add("new", 1, 180)
-    assert len(windows._counters) == 1
+    windows.add("kept", 1, 60)
+    assert _room(windows, "old 1", 60) == 59
+    for minute in (2, 3):
+        windows.add("kept", 1, 60 * minute)
+    assert (set(windows._before), set(windows._counters)) == ({"kept"}, {"kept"})
+
+
+def test_a_new_name_costs_no_more_where_there_are_many() -> None:
+    """Names are as many as keys and models are, and each may be new in a busy minute."""
+    windows = Windows()
+    for number in range(200_000):  # a look through all of them for each would take minutes
+        windows.add(f"key {number}", 1, 600.0)
+    assert _room(windows, "key 7", 600.0) == 59
 
 
 @pytest.mark.parametrize(

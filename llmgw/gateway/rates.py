@@ -12,38 +12,34 @@ import math
 from llmgw.gateway.admission import Refused
 
 MINUTE_S = 60.0
-COUNTERS_LIMIT = 10_000
-"""Counters that have been quiet for two minutes are dropped when there are so many."""
 
 
 class Windows:
-    """Counters by name, of one process. `now_s` never goes back."""
+    """Counters by name, of one process: those of the minute in which was added last, and of the one before.
+    So a name that is quiet is forgotten in the minute after next, without being looked for. Of what is added,
+    `now_s` never goes back."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, tuple[int, float, float]] = {}
+        self._minute = 0
+        self._before: dict[str, float] = {}
+        self._counters: dict[str, float] = {}
 
     def add(self, name: str, amount: float, now_s: float) -> None:
-        if len(self._counters) >= COUNTERS_LIMIT and name not in self._counters:
-            self._drop_quiet(int(now_s // MINUTE_S))
-        minute, before, current = self._at(name, now_s)
-        self._counters[name] = (minute, before, current + amount)
+        minute = int(now_s // MINUTE_S)
+        if minute != self._minute:
+            self._before = self._counters if minute == self._minute + 1 else {}
+            self._minute, self._counters = minute, {}
+        self._counters[name] = self._counters.get(name, 0.0) + amount
 
     def wait_s(self, name: str, amount: float, limit: float, now_s: float) -> float:
         """Until this amount is within the limit: 0 where it is now, endless where it never can be."""
-        _, before, current = self._at(name, now_s)
+        before, current = self._at(name, int(now_s // MINUTE_S))
         return wait_s(before, current, now_s % MINUTE_S, amount, limit)
 
-    def _at(self, name: str, now_s: float) -> tuple[int, float, float]:
-        minute = int(now_s // MINUTE_S)
-        at, before, current = self._counters.get(name, (minute, 0.0, 0.0))
-        if at == minute:
-            return minute, before, current
-        return minute, (current if at == minute - 1 else 0.0), 0.0
-
-    def _drop_quiet(self, minute: int) -> None:
-        self._counters = {
-            name: counter for name, counter in self._counters.items() if counter[0] >= minute - 1
-        }
+    def _at(self, name: str, minute: int) -> tuple[float, float]:
+        if minute == self._minute:
+            return self._before.get(name, 0.0), self._counters.get(name, 0.0)
+        return (self._counters.get(name, 0.0) if minute == self._minute + 1 else 0.0), 0.0
 
 
 def wait_s(before: float, current: float, passed_s: float, amount: float, limit: float) -> float:

@@ -169,8 +169,8 @@ class Relay:
             await self._table.refresh()
             if (other := self._choose(call, tried)) is not None:
                 return other
-        if may_wait and not self._still_there(tried):
-            return None
+        if may_wait and (failure.outcome is Outcome.ABSENT or not self._still_there(tried)):
+            return None  # what is absent may be back in a moment, and was handed nothing
         if failure.is_repeatable:
             return choice
         raise failure.refused from None
