@@ -184,7 +184,7 @@ def check_scope(entry: KeyEntry, *, for_metrics: bool) -> None:
 
 
 def check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    names = {name for name, _ in headers}
+    names = dict(headers)
     if b"content-encoding" in names:
         raise Refused(
             415, "unsupported_encoding", "The body is compressed (Content-Encoding): send it as plain JSON."

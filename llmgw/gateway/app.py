@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from hmac import compare_digest
 from time import monotonic
@@ -34,7 +34,7 @@ from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Patience, Watch
 from llmgw.gateway.prefixes import chain
 from llmgw.gateway.relay import Relay
-from llmgw.gateway.routing import PREFIX, SESSION, Prompt
+from llmgw.gateway.routing import NO_PROMPT, PREFIX, SESSION, Prompt
 from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream
@@ -47,7 +47,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
+Pairs = Sequence[tuple[bytes, bytes]]
+Headers = Mapping[bytes, bytes]
 
 CLIENT_LEFT = 499
 """The status that a client which did not stay for its answer is counted under."""
@@ -59,6 +60,12 @@ LEAVING_S = 0.1
 """A request that lasts longer is looked after for its client to leave."""
 
 _FORWARDED = {name.encode() for name in CLIENT_HEADERS}
+_NOTHING: Mapping[str, str] = {}
+_OF_THE_DOOR = (
+    *(b"host", b"authorization", b"x-api-key"),
+    *(b"content-length", b"transfer-encoding", b"content-encoding"),
+)
+"""What says whether a request may come in at all."""
 _numbers = random.Random()  # noqa: S311
 """Of requests: to be told apart, not to be kept from anybody, and so not worth a call of the kernel each."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -122,10 +129,20 @@ class GatewayApp:
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, exchange: Exchange | None = None
     ) -> None:
-        patience, passage = self._patience, Passage(_request_id(scope["headers"]), monotonic())
+        headers: Pairs = scope["headers"]
+        named = dict(headers)
+        patience, passage = self._patience, Passage(_request_id(named), monotonic())
         client = Client(send, exchange, passage, stall_s=patience.stall_s, comment_s=patience.comment_s)
         try:
-            await self._answer(scope, receive, client, passage)
+            try:
+                await self._route(scope, headers, named, receive, client, passage)
+            except Refused as refused:
+                await client.refuse(refused)
+            except (ClientGone, ClientStalled):
+                raise
+            except Exception:
+                log.exception("The gateway itself failed.")
+                await client.refuse(admission.own_fault())
         except (ClientGone, asyncio.CancelledError) as left:
             passage.status, passage.code = CLIENT_LEFT, "client_left"
             if isinstance(left, asyncio.CancelledError):
@@ -138,29 +155,28 @@ class GatewayApp:
         finally:
             self.accounts.close(passage)
 
-    async def _answer(self, scope: Scope, receive: Receive, client: Client, passage: Passage) -> None:
-        try:
-            await self._route(scope, receive, client, passage)
-        except Refused as refused:
-            await client.refuse(refused)
-        except (ClientGone, ClientStalled):
-            raise
-        except Exception:
-            log.exception("The gateway itself failed.")
-            await client.refuse(admission.own_fault())
-
-    async def _route(self, scope: Scope, receive: Receive, client: Client, passage: Passage) -> None:
-        method, path, headers = scope["method"], scope["path"], scope["headers"]
+    async def _route(
+        self,
+        scope: Scope,
+        headers: Pairs,
+        named: Headers,
+        receive: Receive,
+        client: Client,
+        passage: Passage,
+    ) -> None:
+        method, path = scope["method"], scope["path"]
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             passage.endpoint, client.shape = endpoint.path, endpoint.shape
-        self.check_way(scope)
+        if len(named) == len(headers):  # none comes twice: those that matter here are found without a walk
+            headers = [(name, named[name]) for name in _OF_THE_DOOR if name in named]
+        self.check_way(scope["scheme"], headers)
         key = await self.authenticate(headers)
         passage.key = key.id
         if endpoint is not None:
             if method != "POST":
                 raise admission.wrong_method(method, path, "POST")
-            await self._complete(endpoint, key, headers, receive, client, passage)
+            await self._complete(endpoint, key, named, receive, client, passage)
         elif path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
             passage.endpoint = MODELS_PATH
             if method != "GET":
@@ -169,14 +185,14 @@ class GatewayApp:
         else:
             raise surface.unknown_path(path)
 
-    def check_way(self, scope: Scope) -> None:
+    def check_way(self, scheme: str, headers: Pairs) -> None:
         """That the request came as one with a key in it may."""
-        if scope["scheme"] != "https" and not self._is_plain_http_allowed:
+        if scheme != "https" and not self._is_plain_http_allowed:
             raise admission.https_only()
-        admission.check_headers(scope["headers"])
-        admission.check_host(scope["headers"], self._is_host_allowed)
+        admission.check_headers(headers)
+        admission.check_host(headers, self._is_host_allowed)
 
-    async def authenticate(self, headers: Headers, *, for_metrics: bool = False) -> KeyEntry:
+    async def authenticate(self, headers: Pairs, *, for_metrics: bool = False) -> KeyEntry:
         key, digest = _read_key(admission.credential(headers), self._pepper)
         known = self.table.current.keys.get(key.id)
         if known is None or not compare_digest(digest, known.digest):
@@ -254,7 +270,7 @@ class GatewayApp:
         watch = Watch(self._patience.shortest_s, first_look_s=LEAVING_S)
         try:
             with self._bodies.room() as room:
-                body = await self._bodies.read(headers, receive, room, watch)
+                body = await self._bodies.read(headers.get(b"content-length"), receive, room, watch)
                 call = await self._admit(endpoint, key, headers, body, passage)
                 lease = await self._limits.take(key, call.model, call.needs.prompt.least)
                 try:
@@ -325,10 +341,10 @@ class GatewayApp:
     ) -> Prompt:
         """Computed where the choice will ask for it: chains cost, and one replica is no choice."""
         if model.routing_profile == SESSION:
-            session = next((value for name, value in headers if name == b"x-session-id"), b"")
+            session = headers.get(b"x-session-id", b"")
             return Prompt(session=session.decode("latin-1")[:SESSION_LIMIT])
         if model.routing_profile not in ("", PREFIX) or len(self.table.current.targets_of(model)) < 2:
-            return Prompt()
+            return NO_PROMPT
         parts = [bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
         return Prompt(chain(b"%d:%b" % (model.id, key.cache_scope.encode()), parts))
 
@@ -382,15 +398,17 @@ def _read_key(text: str, pepper: bytes) -> tuple[KeyText, str]:
 
 def _request_id(headers: Headers) -> str:
     """The client's own where it is harmless."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
+    own = headers.get(b"x-request-id")
+    if own is not None and _REQUEST_ID.fullmatch(own):
+        return own.decode()
     return f"req_{_numbers.getrandbits(96):024x}"
 
 
-def _forwarded(headers: Headers) -> dict[str, str]:
+def _forwarded(headers: Headers) -> Mapping[str, str]:
+    if headers.keys().isdisjoint(_FORWARDED):
+        return _NOTHING
     return {
         name.decode(): value.decode()
-        for name, value in headers
+        for name, value in headers.items()
         if name in _FORWARDED and value.isascii() and value.decode().isprintable()
     }

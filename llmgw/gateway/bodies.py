@@ -7,7 +7,7 @@ client, waiting for a model to load, or with an engine while another may have to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from llmgw.gateway import admission
@@ -44,14 +44,11 @@ class Bodies:
     def room(self) -> Room:
         return Room(self)
 
-    async def read(
-        self, headers: Iterable[tuple[bytes, bytes]], receive: Receive, room: Room, watch: Watch
-    ) -> bytes:
+    async def read(self, length: bytes | None, receive: Receive, room: Room, watch: Watch) -> bytes:
         """What its length claims is believed only to refuse sooner."""
         limit = self._max_body_bytes
-        for name, value in headers:
-            if name == b"content-length" and int(value) > limit:
-                raise admission.body_too_large(limit)
+        if length is not None and int(length) > limit:
+            raise admission.body_too_large(limit)
         pieces = []
         clock = asyncio.get_running_loop().time
         until_s = clock() + self._body_s

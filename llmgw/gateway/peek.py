@@ -81,10 +81,13 @@ def look_at(fields: Fields) -> Peek:
                 _bound(name, bytes(raw))
                 if name in bounds.NUMBERS:
                     numbers.append((name, _value(raw)))
+    model, stream = _value(fields.get("model")), _value(fields.get("stream"))
+    suspects = [parts for parts in _parts_of(fields) if _has_traces(parts)]
+    if not suspects and "tools" not in fields and "chat_template_kwargs" not in fields:
+        return Peek(model, stream, fields.keys(), numbers=numbers)
     found = _Found()
-    for parts in _parts_of(fields):
-        if _has_traces(parts):
-            found.look_into(_value(parts))
+    for parts in suspects:
+        found.look_into(_value(parts))
     if (value := fields.get("tools")) is not None and _has_traces(bytes(value)):
         tools = _value(value)
         for tool in tools if isinstance(tools, list) else []:
@@ -94,14 +97,14 @@ def look_at(fields: Fields) -> Peek:
     ):
         found.nested |= bounds.REFUSED_IN_TEMPLATES & kwargs.keys()
     return Peek(
-        model=_value(fields.get("model")),
-        stream=_value(fields.get("stream")),
+        model=model,
+        stream=stream,
         fields=fields.keys(),
         nested_fields=found.nested,
         media_urls=found.urls,
         numbers=numbers,
-        has_images=bool(found.kinds) and not _IMAGES.isdisjoint(found.kinds),
-        has_media=bool(found.kinds) and not _MEDIA.isdisjoint(found.kinds),
+        has_images=not _IMAGES.isdisjoint(found.kinds),
+        has_media=not _MEDIA.isdisjoint(found.kinds),
     )
 
 
@@ -258,8 +261,11 @@ def _are_tokens(name: str, raw: bytes) -> bool:
 
 def _parts_of(fields: Fields) -> list[bytes]:
     """Values that may hold something else than text: nearly always none."""
-    parts = [bytes(raw) for name in ("input", "system") if (raw := fields.get(name)) is not None]
-    parts = [each for each in parts if each[:1] != b'"']
+    parts = [
+        part
+        for name in ("input", "system")
+        if (raw := fields.get(name)) is not None and (part := bytes(raw))[:1] != b'"'
+    ]
     if (raw := fields.get("messages")) is None:
         return parts
     if len(text := bytes(raw)) <= _SHORT_BYTES and not _has_traces(text):

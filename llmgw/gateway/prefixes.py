@@ -45,7 +45,7 @@ def chain(salt: bytes, parts: Iterable[bytes]) -> Chain:
     for part in parts:
         if left <= 1:
             break
-        pieces.append(bytes(memoryview(part)[: left - 1]))
+        pieces.append(part[: left - 1])  # which is the part itself, where it is short enough
         left -= len(pieces[-1]) + 1
     text = b"\0".join(pieces)
     count = -(-len(text) // BLOCK_BYTES)

@@ -60,6 +60,9 @@ class Prompt(NamedTuple):
     session: str = ""
 
 
+NO_PROMPT = Prompt()
+
+
 class Choice(NamedTuple):
     """`route` says why this one."""
 
