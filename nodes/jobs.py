@@ -7,10 +7,13 @@ for longer has died, and `sweep` says so. A job that is over stays as it is.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from django.db import IntegrityError, transaction
 from django.db.models import F, Q, QuerySet
@@ -22,12 +25,15 @@ from catalog.reading import CatalogError, Fault, quote, storable
 from nodes.models import Cluster, Job
 
 SILENT_S = 30
+REPORT_EVERY_S = 1.0
 AT_ONCE = (
     2  # by all workers together: they share their threads with the reconciler, and machines with engines
 )
 OFFER_AGAIN_S = 5
 KEEP = timedelta(days=90)
 KEEP_COUNT = 1_000
+
+T = TypeVar("T")
 
 Progress = Mapping[str, Any]
 """`part` from 0 to 1, `say` in a few words, and whatever numbers of the moment the kind has besides."""
@@ -226,6 +232,40 @@ def run(
         raise
     job.refresh_from_db()
     return job
+
+
+def attend(
+    talk: Callable[[], Coroutine[Any, Any, T]],
+    report: Report,
+    progress: Callable[[], Progress],
+    *,
+    every_s: float = REPORT_EVERY_S,
+) -> T:
+    """What comes of a conversation, which has an event loop and a thread of its own, while the caller's
+    thread reports its progress. Cancelled, and over, when this ends in any other way. Raises JobStopped."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(talk())
+
+    def converse() -> None:
+        with contextlib.suppress(BaseException):  # the task keeps it
+            loop.run_until_complete(task)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    thread = threading.Thread(target=converse, name="talk", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            if not report(progress()):
+                raise JobStopped
+            thread.join(every_s)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # it is over already
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    report(progress())
+    return task.result()
 
 
 # --- looked after ---------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.urls import reverse
@@ -13,12 +13,21 @@ from catalog.pieces import badge, said, sentence, table
 from catalog.typed import span_words
 from nodes import agenda, telling
 from nodes.attention import Matter
+from nodes.checks import Verdict
 from nodes.consequences import Consequences
 from nodes.models import Node, Replica, Weights
 from nodes.overview import Fact, Overview, facts_of
 from nodes.placement import Freshness, agreeing
 from nodes.progress import Progress
-from nodes.showing import GpuUse, freshness_of, kept_free_words, progress_of, running_on, staleness_of
+from nodes.showing import (
+    Checked,
+    GpuUse,
+    freshness_of,
+    kept_free_words,
+    progress_of,
+    running_on,
+    staleness_of,
+)
 from nodes.why import Why
 
 NAMES_SHOWN = 12
@@ -63,6 +72,15 @@ _PAGES = {
     "replica": "nodes_replica",
     "usage": "nodes_usage",
 }
+_VERDICT_LOOKS: dict[Verdict, str] = {
+    Verdict.VERIFIED: "good",
+    Verdict.FAILED: "bad",
+    Verdict.BONUS: "",
+    Verdict.ABSENT: "",
+    Verdict.UNCLEAR: "warn",
+    Verdict.NEVER: "",
+    Verdict.NOT_APPLICABLE: "",
+}
 _FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 
@@ -88,6 +106,38 @@ def kept_free_badge(node: Node) -> SafeString:
     """Of a row of `nodes()`: whether operators keep things off it, and how much is to leave yet."""
     words = kept_free_words(node, len(running_on(node)))
     return badge(words, "warn") if words else SafeString("")
+
+
+def check_badges(found: Checked) -> SafeString:
+    """What an engine check says, a badge each; grey what is older than its profile."""
+    looks = ((each.says, "" if each.is_older else _VERDICT_LOOKS[each.verdict]) for each in found.badges)
+    return format_html_join(" ", "{}", ((badge(says, look),) for says, look in looks))
+
+
+def engine_check_shown(found: Checked) -> SafeString:
+    """Its badges, and all of its findings behind them."""
+    if found.row is None:
+        return check_badges(found)
+    when = said(
+        f"Of {found.row.profile_name or 'an unknown profile'} on "
+        f"{found.found.engine if found.found else found.row.engine}, {found.row.gpu or 'no GPU'}."
+    )
+    return format_html(
+        '{}{}<details><summary>All findings</summary>{}<p><a href="{}">The job</a></p></details>',
+        check_badges(found),
+        when,
+        verdict_table(found.verdicts),
+        reverse("admin:nodes_job_change", args=[found.row.job]),
+    )
+
+
+def verdict_table(rows: Iterable[tuple[str, str, str, str]]) -> SafeString:
+    """Check, whether it is claimed, verdict and why."""
+    cells = [
+        (check, claimed, badge(verdict, _VERDICT_LOOKS[Verdict(verdict)]), says)
+        for check, claimed, verdict, says in rows
+    ]
+    return table(("check", "claimed", "verdict", "what it does"), cells, ("brief", "brief", "brief", ""))
 
 
 def weights_badge(row: Weights) -> SafeString:

@@ -18,7 +18,7 @@ from nodes.logs import TAIL_LINES_LIMIT
 from nodes.models import Job, Replica, Weights
 from nodes.placement import Freshness
 from nodes.reckoning import BY, SINCE
-from nodes.shapes import DifferenceSerializer, ItemSerializer
+from nodes.shapes import DifferenceSerializer, EngineCheckSerializer, ItemSerializer
 from nodes.showing import GpuUse
 from nodes.tokens import TOKEN_STATES
 
@@ -99,6 +99,7 @@ class ReplicaSerializer(shapes.Serializer):
     launch_differences = shapes.ListField(child=DifferenceSerializer())
     stale_why = _text()
     fingerprint = _text("Empty: unknown.")
+    engine_check = EngineCheckSerializer()
     adopted = shapes.BooleanField()
     generation = _whole()
     created_at = shapes.DateTimeField()
@@ -292,6 +293,21 @@ class JobSerializer(shapes.Serializer):
     engine_version = _text()
     gpu = _text()
 
+
+class EngineCheckToMakeSerializer(shapes.Serializer):
+    """A check of what a running engine really does."""
+
+    replica = shapes.UUIDField(required=False, help_text="Which is to be asked; left out: any that is ready.")
+    why = fields.why()
+
+
+describe_engine_check = extend_schema(
+    summary="Have a running engine of a model asked for all that it should do",
+    description="A job; its findings are in its result, and the last of them are told with the model.",
+    parameters=[MODEL_NAME, LOCATION],
+    request=EngineCheckToMakeSerializer,
+    responses={202: JobSerializer},
+)
 
 _LOAD = Options().as_dict()
 

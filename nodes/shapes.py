@@ -9,6 +9,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import serializers as shapes
 
 from nodes.agenda import BUCKETS
+from nodes.checks import Verdict
 
 
 class DifferenceSerializer(shapes.Serializer):
@@ -17,6 +18,28 @@ class DifferenceSerializer(shapes.Serializer):
     field = shapes.CharField()
     was = shapes.JSONField(allow_null=True)
     now = shapes.JSONField(allow_null=True)
+
+
+class BadgeSerializer(shapes.Serializer):
+    """What an engine check says of one thing, held against what is claimed of it now."""
+
+    about = shapes.CharField()
+    verdict = shapes.ChoiceField([each.value for each in Verdict])
+    says = shapes.CharField()
+
+
+class EngineCheckSerializer(shapes.Serializer):
+    """The engine check that tells most of it. Each of its findings is in the result of its job."""
+
+    badges = shapes.ListField(child=BadgeSerializer())
+    checked_at = shapes.DateTimeField(allow_null=True, help_text="null: never.")
+    older = shapes.BooleanField(help_text="Of a profile that is not as it was then.")
+    profile = shapes.CharField(allow_blank=True)
+    fingerprint = shapes.CharField(allow_blank=True)
+    engine = shapes.CharField(allow_blank=True)
+    engine_version = shapes.CharField(allow_blank=True)
+    gpu = shapes.CharField(allow_blank=True)
+    job = shapes.UUIDField(allow_null=True)
 
 
 class ItemSerializer(shapes.Serializer):

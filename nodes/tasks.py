@@ -16,7 +16,7 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 from kombu.exceptions import OperationalError
 
-from nodes import benching, jobs, noticing, samples, usage
+from nodes import benching, checking, jobs, noticing, samples, usage
 from nodes.models import Job
 from nodes.reconcile import run_pass
 
@@ -52,7 +52,10 @@ def forget_usage() -> None:
 
 # --- jobs -----------------------------------------------------------------------------------------
 
-RUNNERS: Mapping[str, jobs.Runner] = {Job.Kind.BENCH: benching.carry_out}
+RUNNERS: Mapping[str, jobs.Runner] = {
+    Job.Kind.BENCH: benching.carry_out,
+    Job.Kind.ENGINE_CHECK: checking.carry_out,
+}
 """By kind of job: what carries it out."""
 
 _leaving = threading.Event()
@@ -79,16 +82,20 @@ def sweep_jobs() -> None:
         run_job.apply_async([str(job_id)], retry=False)
 
 
-def offer(job: Job) -> None:
-    """Have a worker carry it out. Never raises: while the broker is away it waits, and is offered again."""
-    sender = threading.Thread(target=_send_job, args=[str(job.pk)], name="offer", daemon=True)
+def offer(*asked: Job) -> None:
+    """Have workers carry them out. Never raises: while the broker is away they wait, and are offered again
+    later."""
+    sender = threading.Thread(
+        target=_send_jobs, args=[str(job.pk) for job in asked], name="offer", daemon=True
+    )
     sender.start()
     sender.join(WAKE_WAIT_S)
 
 
-def _send_job(job_id: str) -> None:
+def _send_jobs(*job_ids: str) -> None:
     try:
-        run_job.apply_async([job_id], retry=False)
+        for job_id in job_ids:
+            run_job.apply_async([job_id], retry=False)
     except (OperationalError, OSError) as problem:
         logger.warning("Could not offer a job to the workers; it is offered again: %s", problem)
 

@@ -67,6 +67,7 @@ REST: list[tuple[str, str, Any, str, int]] = [
     ("DELETE", "/api/models/{name}", None, "operator", 204),
     ("POST", "/api/models/{name}/check", {}, "operator", 200),
     ("POST", "/api/models/{name}/roll", {}, "operator", 200),
+    ("POST", "/api/models/{name}/engine_check", {}, "operator", 202),
     ("GET", "/api/models/{name}/profiles/{profile}", None, "viewer", 200),
     ("GET", "/api/models/{name}/why", None, "viewer", 200),
     ("GET", "/api/models/{name}/series", None, "viewer", 200),
@@ -278,6 +279,8 @@ def test_the_admin_is_open_to_those_who_may(
         ("nodes/webhook/", "remove", "admin"),
         ("nodes/jointoken/", "revoke", "admin"),
         ("nodes/replica/", "stop", "operator"),
+        ("nodes/replica/", "check_engine", "operator"),
+        ("catalog/model/", "check_engine", "operator"),
     ],
 )
 def test_actions_are_for_those_who_may(things: dict[str, Any], page: str, action: str, least: str) -> None:

@@ -19,9 +19,10 @@ from catalog.pages import VerbAdmin
 from catalog.source import Answer
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
-from nodes.models import Replica
+from nodes.checking import ask_check
+from nodes.models import Job, Replica
 from nodes.showing import replicas, spec_of, staleness_of
-from nodes.tasks import wake
+from nodes.tasks import offer, wake
 
 
 @admin.action(description="Check the sources of the selected models", permissions=["change"])
@@ -45,6 +46,23 @@ def check_sources(page: VerbAdmin, request: HttpRequest, queryset: QuerySet[Mode
         button="Yes, check",
         done="checked",
         act=act,
+    )
+
+
+@admin.action(description="Check the engines of the selected models", permissions=["check_engine"])
+def check_engine(page: VerbAdmin, request: HttpRequest, queryset: QuerySet[Model]) -> HttpResponse:
+    asked: list[Job] = []
+    return page.confirm(
+        request,
+        queryset,
+        action="check_engine",
+        title="Check engines",
+        question="Have a replica of each of these asked for all that it should do? It takes some twenty "
+        "requests, of which one is as long as its context. A worker does it; see the list of jobs.",
+        button="Yes, check",
+        done="engine check asked for",
+        act=lambda model, **told: asked.append(ask_check(model, **told)),
+        after=lambda: offer(*asked),
     )
 
 

@@ -24,7 +24,17 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST, require_safe
 
 from catalog import actions
-from catalog.admin.doing import check, check_sources, commits, end_roll, pin, remove, roll, turn_off
+from catalog.admin.doing import (
+    check,
+    check_engine,
+    check_sources,
+    commits,
+    end_roll,
+    pin,
+    remove,
+    roll,
+    turn_off,
+)
 from catalog.admin.filters import AttentionFilter, EngineFilter, ScalingFilter
 from catalog.admin.foretelling import Foretold, foretold
 from catalog.admin.profiles import ProfileInline
@@ -40,9 +50,18 @@ from catalog.typed import bounds_words, scaling_words, span_words
 from nodes.agents import ask_paths
 from nodes.models import Demand, Node, Replica
 from nodes.outlook import why_of
-from nodes.pieces import nodes_shown, progress_bars, replica_badge, replica_link, rooms_shown, stale_badge
+from nodes.pieces import (
+    engine_check_shown,
+    nodes_shown,
+    progress_bars,
+    replica_badge,
+    replica_link,
+    rooms_shown,
+    stale_badge,
+)
 from nodes.plots import model_figure
 from nodes.showing import (
+    check_of_model,
     differences_as_dicts,
     models_with_replicas,
     replicas_to_show,
@@ -68,10 +87,11 @@ class ModelAdmin(VerbAdmin):
     list_display = ("name", "scaling", "ready", "stale", "source_found", "asked", "limits")
     list_filter = (AttentionFilter, ScalingFilter, EngineFilter, "source_state")
     search_fields = ("names__name", "source", "description")
-    actions: ClassVar[list[Any]] = [check_sources, pin, roll, end_roll, turn_off, remove]
+    actions: ClassVar[list[Any]] = [check_sources, check_engine, pin, roll, end_roll, turn_off, remove]
     fieldsets = (
         ("Now", {"fields": ("now", "running", "differences")}),
         ("Lately", {"fields": ("lately",)}),
+        ("Engine check", {"fields": ("checked",)}),
         (None, {"fields": ("name", "aliases", "description")}),
         ("Source", {"fields": ("source", "source_check", "skip_source_check")}),
         (
@@ -85,7 +105,7 @@ class ModelAdmin(VerbAdmin):
         ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
-    readonly_fields = ("now", "running", "differences", "lately", "source_check", "will_run")
+    readonly_fields = ("now", "running", "differences", "lately", "checked", "source_check", "will_run")
     is_live = True
 
     # --- the list
@@ -152,7 +172,7 @@ class ModelAdmin(VerbAdmin):
         if not self.has_change_permission(request, obj):
             now = {"fields": (*self.fieldsets[0][1]["fields"], "source_check")}
             run = ("What it will run", {"fields": ("will_run",)})
-            return (("Now", now), self.fieldsets[1], ("As written", {"fields": ("written",)}), run)
+            return (("Now", now), *self.fieldsets[1:3], ("As written", {"fields": ("written",)}), run)
         return self.fieldsets
 
     def get_inlines(self, request: HttpRequest, obj: Model | None) -> Any:
@@ -220,6 +240,13 @@ class ModelAdmin(VerbAdmin):
     @admin.display(description="plots")
     def lately(self, model: Model) -> SafeString:
         return model_figure(model.name)
+
+    @admin.display(description="engine check")
+    def checked(self, model: Model) -> SafeString:
+        return engine_check_shown(check_of_model(model))
+
+    def has_check_engine_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("nodes.add_job"))
 
     @admin.display(description="source check")
     def source_check(self, model: Model) -> SafeString:

@@ -11,6 +11,7 @@ from rest_framework import exceptions, status
 from rest_framework.generics import get_object_or_404
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.reverse import reverse
 
 from catalog import actions
 from catalog.hiding import SEE_ENV, hide_all, hide_model
@@ -25,12 +26,12 @@ from catalog.spec import ENGINES
 from nodes.actions import cancel_roll, roll_model
 from nodes.agents import ask_paths
 from nodes.benching import ask_bench, replica_named
+from nodes.checking import ask_check
 from nodes.jobs import job_as_dict
 from nodes.outlook import preview_change, why_of
 from nodes.plots import asked_span, describe_model_series
 from nodes.preview import preview
-from nodes.schema import describe_bench, describe_why
-from nodes.schema import describe_why
+from nodes.schema import describe_bench, describe_engine_check, describe_why
 from nodes.series import series_of_model
 from nodes.showing import model_as_dict, models_with_replicas
 from nodes.tasks import offer, wake
@@ -52,7 +53,7 @@ class ModelViewSet(Resource):
     queryset = models_with_replicas()
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
-    posted = ("bench", "check", "roll")
+    posted = ("bench", "check", "engine_check", "roll")
     parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "create": ("dry_run",),
         "update": ("dry_run",),
@@ -70,6 +71,7 @@ class ModelViewSet(Resource):
         "check": "catalog.change_model",
         "roll": "catalog.change_model",
         "bench": "catalog.change_model",
+        "engine_check": "nodes.add_job",
         "destroy": "catalog.delete_model",
     }
     listing = Listing(
@@ -224,6 +226,17 @@ class ModelViewSet(Resource):
         )
         offer(job)
         return Response(job_as_dict(job), status=status.HTTP_202_ACCEPTED)
+
+    @describe_engine_check
+    def engine_check(self, request: Request) -> Response:
+        stored = self.get_object()
+        body = body_of(request, "replica", "why")
+        replica, why = body.text("replica"), body.text("why")
+        settle(body)
+        job = ask_check(stored, replica=replica, by=request.user.get_username(), why=why, door="api")
+        offer(job)
+        headers = {"Location": reverse("job-detail", args=[job.pk], request=request)}
+        return Response(job_as_dict(job), status=status.HTTP_202_ACCEPTED, headers=headers)
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:
         """The body apart from what is said beside the model; and what every verb wants to be told."""

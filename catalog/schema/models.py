@@ -18,7 +18,7 @@ from catalog.schema import fields
 from catalog.schema.beside import DRY_RUN, ETAG, GONE, IF_MATCH, LOCATION, MODEL_NAME, WHY
 from catalog.schema.events import CHANGED
 from catalog.spec import ENGINES, HIGHEST_WEIGHT, ROUTING_PROFILES, SOURCE_LIMIT
-from nodes.shapes import ConsequencesSerializer
+from nodes.shapes import ConsequencesSerializer, EngineCheckSerializer
 
 
 class ProfileSerializer(shapes.Serializer):
@@ -127,6 +127,7 @@ class StatusSerializer(shapes.Serializer):
     stale = shapes.IntegerField(help_text="Replicas that a restart would change.")
     unplaced = UnplacedSerializer(allow_null=True)
     roll = RollSerializer(allow_null=True)
+    engine_check = EngineCheckSerializer()
     faults = shapes.ListField(
         child=shapes.CharField(), help_text="What today's law has against what is stored."
     )

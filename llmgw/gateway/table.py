@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from time import monotonic
-from urllib.parse import urlsplit
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Count, Subquery, Value
@@ -29,6 +28,7 @@ from llmgw.gateway.needs import Reach
 from llmgw.gateway.routing import Target
 from llmgw.gateway.situations import read_situations
 from nodes.models import Gateway, Rank, Replica
+from nodes.origins import engine_url
 from nodes.protocol import ClusterKey
 
 log = logging.getLogger(__name__)
@@ -235,19 +235,13 @@ def _replicas(
         target = Target(
             replica=uuid,
             served_name=served_name or "",
-            origin=_origin(address, port),
+            origin=engine_url(address, port),
             key=ClusterKey.chosen(cluster_keys, key_id).replica_key(uuid, generation),
             engine=engine or "",
             context_length=launched_length or 0 if length is None else length,
         )
         replicas[uuid] = ReplicaEntry(model, profile, target)
     return replicas
-
-
-def _origin(address: str, port: int) -> str:
-    """Engines listen on the host that their agent listens on."""
-    host = urlsplit(address).hostname or ""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _targets(

@@ -14,8 +14,9 @@ from catalog.pieces import as_json, badge, said, sentence
 from catalog.typed import span_words
 from nodes import jobs
 from nodes.admin.reading import ReadOnlyAdmin
+from nodes.checks import CHECKS
 from nodes.models import Job
-from nodes.pieces import replica_link
+from nodes.pieces import replica_link, verdict_table
 
 _LOOKS: dict[str, str] = {
     Job.State.RUNNING: "busy",
@@ -23,6 +24,14 @@ _LOOKS: dict[str, str] = {
     Job.State.FAILED: "bad",
     Job.State.STOPPED: "warn",
 }
+
+
+def _verdicts(findings: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """As they were held against what was claimed at that time."""
+    words = {True: "yes", False: "no", None: ""}
+    return [
+        (CHECKS[each["check"]], words[each["claimed"]], each["verdict"], each["says"]) for each in findings
+    ]
 
 
 @admin.register(Job)
@@ -95,6 +104,8 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="result")
     def result_shown(self, job: Job) -> SafeString | str:
+        if job.kind == Job.Kind.ENGINE_CHECK and isinstance(findings := job.result.get("findings"), list):
+            return verdict_table(_verdicts(findings))
         return as_json(job.result) if job.result else "-"
 
     @admin.action(description="Stop the selected jobs", permissions=["change"])

@@ -17,11 +17,13 @@ from catalog.pieces import as_json, badge, difference_table, preformatted, said,
 from catalog.typed import span_words
 from nodes import actions
 from nodes.admin.reading import ReadOnlyAdmin
-from nodes.models import Orphan, Replica
-from nodes.pieces import progress_bars, replica_badge, stale_badge
+from nodes.checking import ask_check
+from nodes.models import Job, Orphan, Replica
+from nodes.pieces import engine_check_shown, progress_bars, replica_badge, stale_badge
 from nodes.placement import Freshness
 from nodes.showing import (
     attempt_as_dict,
+    check_of_replica,
     deadline_of,
     differences_as_dicts,
     end_words,
@@ -31,7 +33,7 @@ from nodes.showing import (
     staleness_of,
     with_age,
 )
-from nodes.tasks import wake
+from nodes.tasks import offer, wake
 
 ATTEMPT_HEADINGS = ("rank", "attempt", "ended by", "after", "cause", "what happened", "its log")
 ATTEMPT_LOOKS = ("", "", "brief", "brief", "brief", "", "brief")
@@ -69,7 +71,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
     list_display = ("replica", "state_shown", "stale_shown", "reason_shown", "where", "engine_load")
     list_filter = (AliveFilter, "state", "model", "ranks__node")
     search_fields = ("id", "model__names__name", "reason")
-    actions: ClassVar[list[Any]] = ["stop"]
+    actions: ClassVar[list[Any]] = ["check_engine", "stop"]
     is_live = True
     ordering = ("model__name", "created_at")
     fieldsets = (
@@ -77,6 +79,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
             None,
             {"fields": ("of", "state_shown", "reason_shown", "wanted_shown", "where", "gpus", "engine_load")},
         ),
+        ("Engine check", {"fields": ("checked",)}),
         ("Differs from the catalog", {"fields": ("stale_shown", "stale_why", "profile_differences")}),
         (
             "Launch",
@@ -207,6 +210,36 @@ class ReplicaAdmin(ReadOnlyAdmin):
         is_stale = replica.model is not None and staleness_of(replica).restart_needed
         context["can_roll"] = may_roll and is_stale and replica.state not in Replica.OVER
         return super().render_change_form(request, context, *args, **kwargs)
+
+    @admin.display(description="what it does")
+    def checked(self, replica: Replica) -> SafeString:
+        return engine_check_shown(check_of_replica(replica))
+
+    def has_check_engine_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("nodes.add_job"))
+
+    @admin.action(description="Check the engines of the selected replicas", permissions=["check_engine"])
+    def check_engine(self, request: HttpRequest, queryset: QuerySet[Replica]) -> HttpResponse:
+        asked: list[Job] = []
+
+        def act(replica: Replica, **told: Any) -> bool:
+            if replica.model is None:
+                return False
+            asked.append(ask_check(replica.model, replica=str(replica.pk), **told))
+            return True
+
+        return self.confirm(
+            request,
+            queryset,
+            action="check_engine",
+            title="Check engines",
+            question="Have each of these asked for all that it should do? It takes some twenty requests, of "
+            "which one is as long as its context. A worker does it; see the list of jobs.",
+            button="Yes, check",
+            done="engine check asked for",
+            act=act,
+            after=lambda: offer(*asked),
+        )
 
     @admin.action(description="Stop the selected replicas", permissions=["change"])
     def stop(self, request: HttpRequest, queryset: QuerySet[Replica]) -> HttpResponse:

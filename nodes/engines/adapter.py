@@ -72,6 +72,7 @@ class Adapter:
     progress: metrics of which one at least changes while it works at a request, its prompt included.
     figures: what it tells besides, by our names (`figures.FIGURES`): its metrics, which are added up.
     context_path, context_keys: where its answer tells how long one request's context may be.
+    uncached_args: options by which a profile has the engine compute every prompt anew.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     harmless_args: options that begin like a refused one and are options of their own.
     refused_env: beginnings of environment names that a profile may not set, and why.
@@ -93,6 +94,7 @@ class Adapter:
     figures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     context_path: str = "/v1/models"
     context_keys: tuple[str | int, ...] = ("data", 0, "max_model_len")
+    uncached_args: tuple[str, ...] = ()
     refused_args: Mapping[str, str] = field(default_factory=dict)
     harmless_args: Set[str] = frozenset()
     refused_env: Mapping[str, str] = field(default_factory=dict)

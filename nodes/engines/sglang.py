@@ -66,6 +66,7 @@ ADAPTER = Adapter(
         "sglang:gen_throughput",
         "sglang:inter_token_latency_seconds_count",
     ),
+    uncached_args=("--disable-radix-cache",),
     figures={
         "kv_cache_usage_ratio": ("sglang:token_usage",),
         "prompt_tokens_total": ("sglang:prompt_tokens_total",),

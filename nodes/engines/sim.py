@@ -14,6 +14,8 @@ def _command(launch: Launch, seat: Seat) -> Command:
         args += ["--context-length", str(launch.context_length)]
     if launch.capabilities.get("tools"):
         args += ["--enable-auto-tool-choice", "--tool-call-parser", "sim"]
+    if launch.capabilities.get("vision"):
+        args += ["--vision"]
     args += profile_args(launch)
     if (nodes := number_of(launch, "nodes")) > 1:
         host, port = seat.meeting
@@ -37,4 +39,5 @@ ADAPTER = Adapter(
         "vllm:iteration_tokens_total_count",
     ),
     figures=FIGURES_OF_VLLM,
+    uncached_args=("--no-enable-prefix-caching",),
 )

@@ -88,6 +88,7 @@ ADAPTER = Adapter(
         "vllm:iteration_tokens_total_count",
     ),
     figures=FIGURES,
+    uncached_args=("--no-enable-prefix-caching",),
     refused_args={
         "--config": _OPENS,
         "--allowed-local-media-path": "lets clients read files of the node",

@@ -4,6 +4,7 @@ Every column has one writer, named in its model: operators (through verbs), the 
 agents report, or a gateway. See `nodes/plan.py` for what follows from it.
 """
 
+from nodes.models.checks import EngineCheck
 from nodes.models.cluster import Cluster, Lease
 from nodes.models.gateways import Demand, Gateway, Usage
 from nodes.models.jobs import Job
@@ -18,6 +19,7 @@ __all__ = [
     "Cluster",
     "Delivery",
     "Demand",
+    "EngineCheck",
     "Gateway",
     "Held",
     "Job",

@@ -4,8 +4,10 @@ Reads and judges, and changes nothing. Ages are subtracted by the database, so t
 """
 
 from nodes.showing.ages import seconds, with_age
+from nodes.showing.checks import Checked, check_of_replica, checked_words, findings_from, verdict_rows
 from nodes.showing.counting import (
     Tally,
+    check_of_model,
     model_as_dict,
     models_with_replicas,
     replicas_to_show,
@@ -40,15 +42,20 @@ from nodes.showing.running import (
 
 __all__ = [
     "Acting",
+    "Checked",
     "GpuUse",
     "ShownGpu",
     "Tally",
     "acting",
     "attempt_as_dict",
     "becoming_stale",
+    "check_of_model",
+    "check_of_replica",
+    "checked_words",
     "deadline_of",
     "differences_as_dicts",
     "end_words",
+    "findings_from",
     "freshness_of",
     "gpus_of",
     "kept_free_words",
@@ -68,5 +75,6 @@ __all__ = [
     "staleness_of",
     "tally",
     "use_of",
+    "verdict_rows",
     "with_age",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.conf import settings
@@ -11,8 +11,10 @@ from django.db.models import Prefetch, Q, QuerySet
 from catalog.hiding import hide_model
 from catalog.models import Model
 from catalog.typed import scaling_words
+from nodes.checks import claims_of
 from nodes.models import Replica
 from nodes.showing.ages import with_age
+from nodes.showing.checks import Checked, checked, engine_checks
 from nodes.showing.running import replicas, spec_of, staleness_of
 
 
@@ -34,11 +36,15 @@ def replicas_to_show(model: Model) -> QuerySet[Replica]:
 
 
 def models_with_replicas() -> QuerySet[Model]:
-    """All models, with their replicas that are not over, what could not be placed, and their rolls. Five
-    queries."""
+    """All models, with their replicas that are not over, what could not be placed, their rolls, and what
+    engine checks found. Six queries."""
     alive = with_age(Replica.objects.exclude(state__in=Replica.OVER), "state_since")
     return Model.objects.select_related("unplaced", "roll").prefetch_related(
-        "names", "profiles", "fallbacks", Prefetch("replicas", alive, "alive")
+        "names",
+        "profiles",
+        "fallbacks",
+        Prefetch("replicas", alive, "alive"),
+        Prefetch("engine_checks", engine_checks()),
     )
 
 
@@ -70,6 +76,7 @@ def model_as_dict(model: Model, *, sees_env: bool = False) -> dict[str, Any]:
             "stale": counted.stale,
             "unplaced": _unplaced(model),
             "roll": _roll(model),
+            "engine_check": check_of_model(model).as_dict(),
             "faults": [fault.sentence for fault in spec.faults_today()],
             "source": {
                 "state": model.source_state or "unchecked",
@@ -80,6 +87,22 @@ def model_as_dict(model: Model, *, sees_env: bool = False) -> dict[str, Any]:
             },
         }
     }
+
+
+def check_of_model(model: Model) -> Checked:
+    """Of a row of `models_with_replicas()`: the newest check of a profile as it is now, else the newest."""
+    rows, spec = list(model.engine_checks.all()), spec_of(model)
+    fingerprints = {each.fingerprint for each in model.profiles.all()}
+    found = next((row for row in rows if row.fingerprint in fingerprints), next(iter(rows), None))
+    profile = (spec.profile(found.profile_name) if found else None) or next(iter(spec.profiles), None)
+    claims = claims_of(
+        spec.name,
+        asdict(spec.capabilities),
+        spec.context_length,
+        engine=profile.engine if profile else "",
+        args=profile.args if profile else (),
+    )
+    return checked(rows, fingerprints, claims)
 
 
 def _unplaced(model: Model) -> dict[str, Any] | None:

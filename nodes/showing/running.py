@@ -17,15 +17,17 @@ from nodes.models import Node, Replica
 from nodes.orders import deadline_s
 from nodes.progress import Progress, fetch_progress, left_s, wait_progress
 from nodes.showing.ages import seconds, with_age
+from nodes.showing.checks import check_of_replica, engine_checks
 from nodes.stale import Staleness, judge, launch_from
 
 
 def replicas() -> QuerySet[Replica]:
-    """All replicas, with whatever a door shows of them. Eight queries, however many there are."""
+    """All replicas, with whatever a door shows of them. Nine queries, however many there are."""
     return with_age(Replica.objects.all(), "state_since").prefetch_related(
         "model__names",
         "model__profiles",
         "model__fallbacks",
+        Prefetch("model__engine_checks", engine_checks()),
         Prefetch("ranks__node", with_age(Node.objects.all(), "seen_at")),
         "ranks__claims",
     )
@@ -125,6 +127,7 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
         "launch_differences": differences_as_dicts(staleness.launch_fields, sees_env=sees_env),
         "stale_why": staleness.sentence,
         "fingerprint": replica.fingerprint,
+        "engine_check": check_of_replica(replica).as_dict(),
         "adopted": replica.is_adopted,
         "generation": replica.generation,
         "created_at": replica.created_at.isoformat(),

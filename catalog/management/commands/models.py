@@ -13,7 +13,7 @@ from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.models import Model
 from catalog.reading import shown
 from catalog.typed import bounds_words, scaling_words
-from nodes.showing import model_as_dict, models_with_replicas, spec_of, tally
+from nodes.showing import check_of_model, checked_words, model_as_dict, models_with_replicas, spec_of, tally
 
 
 class Command(BaseCommand):
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             if not rows:
                 self.stdout.write("The catalog is empty; manage.py model_add adds a model.")
                 return
-            headings = ("model", "scaling", "ready", "stale", "source", "limits")
+            headings = ("model", "scaling", "ready", "stale", "source", "limits", "engine check")
             print_table(self.stdout, headings, [_line(row) for row in rows])
             for row in rows:
                 if hasattr(row, "unplaced"):
@@ -56,4 +56,5 @@ def _line(row: Model) -> tuple[object, ...]:
         counted.stale or "",
         Model.Source(row.source_state).label,
         bounds_words(spec_of(row)),
+        checked_words(check_of_model(row)),
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nodes.agent.sim.pictures import NoPicture, colour_of
 from nodes.agent.sim.refusals import Refused, invalid, refused_value
 from nodes.agent.sim.schemas import SchemaError, example
 from nodes.agent.sim.tools import Call, choose_call
@@ -36,6 +37,7 @@ class Served:
     default_tokens: int
     has_tool_parser: bool = False
     is_choosing_tools: bool = False
+    is_seeing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Ask:
     """A request, judged.
 
     text: what is to be said, None for as many words as there may be. call: the tool that is called with it.
+    is_seeing: it is asked about a picture, and the text is what it sees.
     """
 
     prompt: str
@@ -55,6 +58,7 @@ class Ask:
     wants_usage: bool = False
     text: str | None = None
     call: Call | None = None
+    is_seeing: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,7 +79,11 @@ def judge(body: Mapping[str, Any], served: Served, *, is_chat: bool) -> Ask:
     if field_name not in body:
         raise invalid(f"body.{field_name}", "missing", "Field required", body)
     judge_model(body, served.model)
-    prompt = _chat_prompt(body["messages"], served.model) if is_chat else text_prompt(body["prompt"])
+    seen = ""
+    if is_chat:
+        prompt, seen = _chat_prompt(body["messages"], served)
+    else:
+        prompt = text_prompt(body["prompt"])
     _judge_temperature(body.get("temperature"))
     max_tokens = _max_tokens(body, served.context_length, is_chat=is_chat)
     judge_length(count_tokens(prompt), max_tokens, served.context_length)
@@ -83,6 +91,9 @@ def judge(body: Mapping[str, Any], served: Served, *, is_chat: bool) -> Ask:
     if is_chat:
         call = choose_call(body, has_parser=served.has_tool_parser, is_choosing=served.is_choosing_tools)
     text = _text(call, body.get("response_format"), _seed(prompt))
+    is_seeing = bool(seen) and text is None
+    if is_seeing:
+        text = seen
     room = served.context_length - count_tokens(prompt)
     free_end = room if text is not None else min(served.default_tokens, room)
     stream_options = body.get("stream_options") or {}
@@ -97,6 +108,7 @@ def judge(body: Mapping[str, Any], served: Served, *, is_chat: bool) -> Ask:
         wants_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
         text=text,
         call=call,
+        is_seeing=is_seeing,
     )
 
 
@@ -211,21 +223,36 @@ def text_prompt(prompt: object) -> str:
     return _padded(prompt)
 
 
-def _chat_prompt(messages: object, model: str) -> str:
+def _chat_prompt(messages: object, served: Served) -> tuple[str, str]:
+    """And the colour of the last picture in it."""
     if not isinstance(messages, list):
         raise invalid("body.messages", "list_type", "Input should be a valid list", messages)
     texts: list[str] = []
+    seen = ""
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         said = []
         for part in content if isinstance(content, list) else [content]:
+            if isinstance(part, Mapping) and part.get("type") == "image_url" and served.is_seeing:
+                seen = _seen(part)
+                said.append(f"({seen})")
+                continue
             if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
-                raise Refused(400, f"{model} is not a multimodal model")
+                raise Refused(400, f"{served.model} is not a multimodal model")
             text = part.get("text") if isinstance(part, Mapping) else part
             said.append(text if isinstance(text, str) else "")
         role = message.get("role") if isinstance(message, Mapping) else None
         texts.append(message_text(str(role), "".join(said)))
-    return "".join(texts)
+    return "".join(texts), seen
+
+
+def _seen(part: Mapping[str, Any]) -> str:
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else None
+    try:
+        return colour_of(str(url))
+    except NoPicture as no:
+        raise Refused(400, f"{no} (parameter=image_url)", "image_url") from None
 
 
 def message_text(role: str, said: str) -> str:

@@ -28,6 +28,7 @@ from nodes.agent.sim.asks import (
 from nodes.agent.sim.cache import PrefixCache
 from nodes.agent.sim.ends import End
 from nodes.agent.sim.faults import CORE_DIED, CoreDied, Troubles
+from nodes.agent.sim.lies import asked_with, served_with
 from nodes.agent.sim.meters import Counts, Pace, QueueFull, Slots
 from nodes.agent.sim.options import Options
 from nodes.agent.sim.refusals import Refused, invalid
@@ -55,14 +56,18 @@ class Engine:
         self.cache = PrefixCache(options.kv_blocks, options.block_size * TOKEN_CHARACTERS)
         self.troubles = Troubles(options, end)
         self.counts = Counts()
-        self.served = Served(
+        served = Served(
             options.model,
             options.context_length,
             options.default_tokens,
             has_tool_parser=bool(options.tool_parser),
             is_choosing_tools=options.is_choosing_tools,
+            is_seeing=options.is_seeing,
         )
+        self.served = served_with(served, options.lies)
         self._replies = 0
+        self._embedded = 0
+        self._abandoned: set[asyncio.Task[web.StreamResponse]] = set()
         self._bearer = f"Bearer {options.key}".encode() if options.key else b""
 
     def app(self) -> web.Application:
@@ -109,7 +114,7 @@ class Engine:
 
     async def models(self, request: web.Request) -> web.Response:
         entry = {
-            "id": self.options.model,
+            "id": f"not-{self.options.model}" if "name" in self.options.lies else self.options.model,
             "object": "model",
             "created": 0,
             "owned_by": "sim",
@@ -133,14 +138,15 @@ class Engine:
         judge_model(body, self.options.model)
         prompts = _inputs(body.get("input"))
         tokens = [count_tokens(prompt) for prompt in prompts]
-        judge_length(max(tokens), 0, self.options.context_length)
+        judge_length(max(tokens), 0, self.served.context_length)
         async with self.slots.one():
             await self.troubles.before_token()
             await asyncio.sleep(self.options.ttft_s)
         self.counts.prompt_tokens += sum(tokens)
         self.counts.finished["stop"] += 1
         is_base64 = body.get("encoding_format") == "base64"
-        vectors = [embed(prompt) for prompt in prompts]
+        self._embedded += "embeddings" in self.options.lies
+        vectors = [embed(prompt + "." * self._embedded) for prompt in prompts]
         data = [
             {"object": "embedding", "index": index, "embedding": _base64(vector) if is_base64 else vector}
             for index, vector in enumerate(vectors)
@@ -150,8 +156,18 @@ class Engine:
 
     async def _generate(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
         ask = judge(await _body(request), self.served, is_chat=is_chat)
+        ask = asked_with(ask, self.options.lies)
         answers = [compose(ask, choice) for choice in range(ask.choices)]
         reply = Reply(self._reply_id(request, is_chat), self.options.model, ask, answers)
+        if "cancel" in self.options.lies:
+            going_on = asyncio.create_task(self._said(request, reply))
+            self._abandoned.add(going_on)
+            going_on.add_done_callback(self._abandoned.discard)
+            return await asyncio.shield(going_on)
+        return await self._said(request, reply)
+
+    async def _said(self, request: web.Request, reply: Reply) -> web.StreamResponse:
+        ask, answers = reply.ask, reply.answers
         asked_s = time.monotonic()
         is_whole = False
         async with self.slots.one():
@@ -186,14 +202,18 @@ class Engine:
         try:
             with self.troubles.befalling():
                 await self._pace(
-                    reply, asked_s, ttft_s, lambda told, due: response.write(reply.pieces(told, due))
+                    reply, asked_s, ttft_s, lambda told, due: self._write(response, reply.pieces(told, due))
                 )
-            await response.write(reply.closing())
+            await self._write(response, reply.closing())
         except CoreDied:  # vllm ends such a stream as if it were whole
             error = json.dumps({"error": CORE_DIED_ERROR})
             await response.write(f"data: {error}\n\ndata: [DONE]\n\n".encode())
         await response.write_eof()
         return response
+
+    async def _write(self, response: web.StreamResponse, piece: bytes) -> None:
+        with contextlib.suppress(*[ConnectionError] if "cancel" in self.options.lies else []):
+            await response.write(piece)
 
     async def _pace(
         self, reply: Reply, asked_s: float, ttft_s: float, tell: Callable[[int, int], Awaitable[None]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from catalog.durations import HOUR, MINUTE, SECOND, format_duration, parse_duration
 from nodes.agent.sim.gang import Place
+from nodes.agent.sim.lies import LIES
 from nodes.agent.sim.recordings import recordings
 
 LONGEST_NS = 24 * HOUR
@@ -36,6 +37,8 @@ class Options:
     tells_cached_tokens: bool
     tool_parser: str
     is_choosing_tools: bool
+    is_seeing: bool
+    lies: frozenset[str]
     gang: Place | None
     fail_load: str
     fail_load_as: str
@@ -87,6 +90,8 @@ def read_options(argv: Sequence[str], *, key: str) -> Options:
         tells_cached_tokens=given.enable_prompt_tokens_details,
         tool_parser=given.tool_call_parser,
         is_choosing_tools=given.enable_auto_tool_choice,
+        is_seeing=given.vision,
+        lies=frozenset(given.lie),
         gang=place if given.nnodes > 1 else None,
         fail_load=given.fail_load,
         fail_load_as=given.fail_load_as,
@@ -190,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         help="call a tool that the last message names, where the request leaves the choice",
     )
 
+    sight = parser.add_argument_group("sight (without this a request's pictures are refused)")
+    sight.add_argument("--vision", action="store_true", help="tell the colour that most of a PNG has")
+
     gang = parser.add_argument_group("gang (rank 0 alone serves, once all ranks have joined)").add_argument
     gang("--nnodes", type=_whole(1, 64), default=1, metavar="N", help="ranks, 1 to 64; default %(default)s")
     gang("--node-rank", type=_whole(0, 63), default=0, metavar="R", help="this one's; default %(default)s")
@@ -239,6 +247,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=CRASHES,
         help="exit: at once, with code 1 (default); kill: by SIGKILL; core: as vllm when its engine core "
         "dies, with an error in each stream, 503 from /health and, soon after, exit code 0",
+    )
+    fault(
+        "--lie",
+        action="append",
+        default=[],
+        choices=tuple(LIES),
+        metavar="ABOUT",
+        help="; ".join(f"{name}: it {says}" for name, says in LIES.items()) + "; may be given again",
     )
     fault(
         "--workers",

@@ -1,0 +1,124 @@
+"""An engine check's conversation with engines that keep their word and with engines that do not: the sim
+engine's own server, asked over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nodes.agent.sim.lies import LIES
+from nodes.checks import CHECKS, Claims, Finding, Verdict, verdict_of
+from nodes.engines import ENGINES
+from nodes.interview import EngineGone, Interview, Subject
+from tests.sim_thread import ABLE, serving
+
+pytestmark = pytest.mark.one_database
+
+ALL = Claims("my-model", tools=True, vision=True, context_length=4096)
+
+
+async def asked(url: str, claims: Claims = ALL, patience_s: float = 1, **more: Any) -> Mapping[str, Finding]:
+    subject = Subject(url, "test", ENGINES["sim"], claims, **more)
+    interview = Interview(subject, patience_s=patience_s)
+    await interview.hold()
+    return {finding.check: finding for finding in interview.findings}
+
+
+def works(found: Mapping[str, Finding]) -> set[str]:
+    return {check for check, finding in found.items() if finding.works}
+
+
+async def test_a_healthy_engine_passes() -> None:
+    with serving(*ABLE) as sim:
+        found = await asked(sim.url, own_length=4096)
+    assert works(found) == set(CHECKS), [finding for finding in found.values() if not finding.works]
+
+
+FAULTS = {
+    "name": ("name", 'it lists "not-my-model", and not "my-model"'),
+    "stop": ("stop", 'it went on past the stop text "'),
+    "max-tokens": ("max_tokens", "it said 24 tokens where 8 were allowed"),
+    "usage": ("stream", "its stream ends without the usage that was asked for"),
+    "calls": ("tools_auto tools_required tools_named", "whole: it called no tool, and said "),
+    "arguments": ("tools_auto tools_required tools_named", 'whole: its arguments are no JSON: "{'),
+    "schema": ("json_schema", 'its answer is no JSON: "Of course! Here it is: {"'),
+    "context": ("context", "it took a prompt of "),
+    "cancel": ("cancel", "it still works on an answer 1 s after its client left"),
+    "vision": ("vision", 'shown blue, it said "red"'),
+    "embeddings": ("embeddings", "the same text has another vector each time"),
+}
+
+
+def test_every_lie_is_in_the_table() -> None:
+    assert FAULTS.keys() == LIES.keys()
+
+
+@pytest.mark.parametrize("lie", FAULTS)
+async def test_a_lie_is_found_and_nothing_else_is_blamed(lie: str) -> None:
+    with serving(*ABLE, "--lie", lie) as sim:
+        found = await asked(sim.url)
+    checks, says = FAULTS[lie]
+    wrong = {check for check, finding in found.items() if finding.works is False}
+    assert wrong == set(checks.split())
+    assert all(found[check].says.startswith(says) for check in wrong), [found[check] for check in wrong]
+
+
+async def test_what_is_not_claimed_is_asked_for_once_and_is_no_fault() -> None:
+    with serving("--context-length", "4096", "--no-enable-prefix-caching") as sim:
+        found = await asked(sim.url, Claims("my-model", context_length=4096, is_caching=False))
+    assert {check: finding.works for check, finding in found.items() if not finding.works} == {
+        "tools_required": False,
+        "vision": False,
+        "prefix": False,
+    }
+    assert "is not a multimodal model" in found["vision"].says
+    assert verdict_of(found["vision"], False) is Verdict.ABSENT
+    assert verdict_of(found["embeddings"], False) is Verdict.BONUS
+
+
+async def test_of_a_model_that_embeds_nothing_else_is_asked() -> None:
+    with serving() as sim:
+        found = await asked(sim.url, Claims("my-model", embeddings=True))
+    assert works(found) == found.keys() == {"health", "name", "embeddings"}
+
+
+async def test_a_context_that_is_shorter_than_promised_is_told_without_asking() -> None:
+    with serving(*ABLE) as sim:
+        found = await asked(sim.url, Claims("my-model", context_length=8192), own_length=4096)
+    assert found["context"].says == "the catalog promises 8192 tokens, and it has 4096"
+
+
+async def test_a_wrong_key_is_a_refusal_of_everything() -> None:
+    with serving(*ABLE, key="another") as sim:
+        found = await asked(sim.url)
+    assert works(found) == {"health"}
+    assert found["chat"].says == "it answered with status 401: Unauthorized"
+
+
+async def gone(url: str) -> tuple[str, set[str]]:
+    interview = Interview(Subject(url, "test", ENGINES["sim"], ALL), patience_s=0.3)
+    with pytest.raises(EngineGone) as gone:
+        await interview.hold()
+    return f"{gone.value} ({interview.step})", {finding.check for finding in interview.findings}
+
+
+async def test_an_engine_that_stalls_is_not_waited_for_again_and_again() -> None:
+    with serving(*ABLE, "--stall-after", "40") as sim:
+        says, found = await gone(sim.url)
+    assert says == "answers no more: 2 requests had no answer in time (max_tokens)"
+    assert found == {"health", "chat", "name", "stream", "stop"}
+
+
+async def test_an_engine_that_dies_ends_the_check() -> None:
+    with serving(*ABLE, "--crash-after", "40", "--crash-how", "core") as sim:
+        says, found = await gone(sim.url)
+    assert says == "is not healthy any more: its engine answers with status 503 (stop text)"
+    assert found == {"health", "chat", "name", "stream"}
+
+
+async def test_an_engine_that_is_not_there_is_told_at_once() -> None:
+    with serving() as sim:
+        pass
+    assert await gone(sim.url) == ("is gone: its engine takes no connection any more (health)", set())
