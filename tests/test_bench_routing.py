@@ -34,6 +34,13 @@ def test_prompts_share_what_they_should_with_those_of_their_group_alone(share: i
 
 def test_the_same_requests_come_for_each_way_of_routing() -> None:
     assert bench.traffic(25, 50, 10.0) == bench.traffic(25, 50, 10.0)
+    assert bench.traffic(25, 50, 10.0, 1) != bench.traffic(25, 50, 10.0), "but others in another turn"
+
+
+def test_what_is_told_of_several_passes_is_the_median_of_each_number() -> None:
+    row = {"share": 0, "way": "prefix"}
+    passes = [[row | {"mean_ttft_ms": n, "p99_ttft_ms": 9 - n, "cached": 0.5}] for n in (1.0, 7.0, 3.0)]
+    assert bench.medians(passes) == [row | {"mean_ttft_ms": 3.0, "p99_ttft_ms": 6.0, "cached": 0.5}]
 
 
 def _rows(**prefix_ms: tuple[float, float]) -> list[dict[str, Any]]:

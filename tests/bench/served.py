@@ -119,8 +119,7 @@ def filled(models: Sequence[Hosted]) -> Iterator[Filled]:
 def serving(filled: Filled, *, core: int | None = None) -> Iterator[Served]:
     """One gateway process on it."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "llmgw.asgi:application", "--port", str(port)]
-    command += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--no-server-header"]
+    command = [sys.executable, "manage.py", "web", "--port", str(port), "--workers", "1"]
     with (
         tempfile.TemporaryFile() as log,
         running(command, core=core, env=filled.environment, log=log) as process,
