@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.conf import settings
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from catalog.typed import span_words
@@ -82,9 +82,10 @@ def under_way(may: May) -> tuple[Matter, ...]:
 
 
 def failed_lately() -> QuerySet[Replica]:
-    """What failed, and nobody has dealt with by stopping it or by removing its model."""
+    """What failed, and nobody has dealt with by stopping it, by an edit of its profile or by removing it."""
     failed = Replica.objects.filter(state=Replica.State.FAILED, state_since__gt=Now() - FAILED_WITHIN)
-    return failed.exclude(wanted=Replica.Wanted.STOP).exclude(model=None)
+    as_it_is_now = failed.filter(fingerprint=F("profile__fingerprint"), model__isnull=False)
+    return as_it_is_now.exclude(wanted=Replica.Wanted.STOP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,14 @@ def test_what_failed_of_a_model_that_was_removed_since_needs_nobody(admin: Clien
     assert "Nothing now." in needs(admin)
 
 
+def test_what_failed_before_its_profile_was_edited_needs_nobody(admin: Client) -> None:
+    model = a_model("other")
+    a_replica(model, a_node("gpu-02"), "failed", gpu=None)
+    assert ">failed</span>" in needs(admin)
+    edited(model, tp=2)
+    assert "Nothing now." in needs(admin)
+
+
 def test_failures_of_one_profile_are_one_line(admin: Client) -> None:
     model, node = a_model(), a_node()
     for minutes in (9, 7, 8):

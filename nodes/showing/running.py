@@ -39,7 +39,12 @@ def of_model(name: str) -> Q:
 
 
 def staleness_of(replica: Replica) -> Staleness:
-    return _staleness(replica, spec_of(replica.model) if replica.model else None)
+    """Judged once for all that one page tells of the row."""
+    if "shown_staleness" not in replica.__dict__:
+        spec = spec_of(replica.model) if replica.model else None
+        replica.__dict__["shown_staleness"] = _staleness(replica, spec)
+    found: Staleness = replica.__dict__["shown_staleness"]
+    return found
 
 
 def becoming_stale(model: Model, wanted: ModelSpec) -> int:

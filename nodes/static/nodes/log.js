@@ -47,7 +47,6 @@ class Log {
     toggle() {
         this.isPaused = !this.isPaused;
         this.pause.textContent = this.isPaused ? "Go on" : "Pause";
-        this.pause.setAttribute("aria-pressed", String(this.isPaused));
         if (this.isPaused) {
             this.stop();
             this.say("Paused.");
@@ -65,14 +64,14 @@ class Log {
     async start() {
         if (this.running || this.isPaused) return;
         const running = (this.running = new AbortController());
-        this.lines = [];
-        this.rest = "";
-        let says = "It is over.";
+        let says = "Nothing more is being written.";
         try {
             const answer = await fetch(`${this.address}?tail=200&follow=1&${this.query}`, { signal: running.signal });
             if (!answer.ok) throw new Error(await refusalOf(answer));
             const of = this.of ? ` of ${this.of}` : "";
             this.say(`Live${of}.`);
+            this.lines = [];
+            this.rest = "";
             this.show("");
             const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
             for (let piece = await reader.read(); !piece.done; piece = await reader.read()) this.show(piece.value);
