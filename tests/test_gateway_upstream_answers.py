@@ -207,6 +207,12 @@ async def test_an_engine_that_closes(said: bytes, then: str, makes: tuple[int | 
         pytest.param(CHUNKED + b"2", b"0" * 1024, (200, b"", BROKEN), id="a chunk's size"),
         pytest.param(CHUNKED + b"2;", b"x" * 1024, (200, b"", BROKEN), id="an extension of a chunk"),
         pytest.param(CHUNKED + b"2\r\nhi\r\n0\r\nA: ", b"x" * 1024, (200, b"hi", BROKEN), id="a trailer"),
+        pytest.param(
+            OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hi"),
+            b"x" * 1024,
+            (200, b"hi", BROKEN),
+            id="something behind what was packed",
+        ),
     ],
 )
 async def test_without_end(beginning: bytes, more: bytes, makes: tuple[int | str, bytes, str]) -> None:

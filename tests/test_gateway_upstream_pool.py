@@ -223,6 +223,24 @@ async def test_of_an_answer_that_nobody_reads_little_is_held() -> None:
         assert largest <= AHEAD_BYTES + PIECE_BYTES
 
 
+async def test_who_reads_an_answer_late_makes_no_room_for_another_on_its_connection() -> None:
+    size = 24 * MIB
+    large = OK + b"Content-Length: %d\r\n\r\n" % size + bytes(size)
+    async with playing(says(HI), says(large)) as engine, asking() as upstream:
+        with watching() as watch:
+            late = await ask(upstream, engine.target, watch)
+            answer = await ask(upstream, engine.target, watch)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            (line,) = engine.connections
+            before = line.transport.get_write_buffer_size()
+            assert await late.piece(5) == b"hi"
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert line.transport.get_write_buffer_size() == before > 0
+            answer.close()
+
+
 async def test_of_a_request_that_an_engine_does_not_read_little_is_held_twice() -> None:
     async with playing(says(HI)) as engine, asking() as upstream:
         assert await outcome(upstream, engine) == FINE

@@ -104,7 +104,8 @@ class Reply:
                 raise Broken(self.fault)
             return b""
         self.pieces, self.size = [], 0
-        self._connection.go_on()
+        if not self.is_whole:  # or it serves another request by now
+            self._connection.go_on()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
