@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from catalog.durations import MILLISECOND
 from catalog.models import Model
+from catalog.parts import Slo
 from catalog.typed import span_words
 from nodes.bench.options import DIRECTLY
 from nodes.bench.weighing import Capacity, Weighing, weigh
@@ -153,3 +155,41 @@ def step_line(step: Mapping[str, Any]) -> tuple[object, ...]:
         f"{step['output_tokens_per_s']:.4g}",
         "holds" if step["holds"] else step["why"],
     )
+
+
+# --- drawn ----------------------------------------------------------------------------------------
+
+CURVES = 4  # runs; with what is promised, as many lines as are told apart
+_PLOTS: tuple[tuple[str, str, str, Callable[[Mapping[str, Any]], float | None]], ...] = (
+    ("ttft", "TTFT p99", "ms", lambda step: step["ttft"]["p99_ms"]),
+    ("tpot", "TPOT p99", "ms", lambda step: step["tpot"]["p99_ms"]),
+    ("tokens", "Output", "tokens/s", lambda step: None if step["is_cut"] else step["output_tokens_per_s"]),
+)
+
+
+def curves_of(model_name: str, slo: Slo) -> dict[str, Any]:
+    """Latency against load, a line a run, in the form that plots are drawn from."""
+    runs = [job for job in runs_of(model_name) if job.result.get("steps")][:CURVES]
+    by_rate = [{step["rate"]: step for step in job.result["steps"]} for job in runs]  # the last of a rate
+    rates = sorted({rate for steps in by_rate for rate in steps})
+    promised = {"ttft": slo.ttft_p99 / MILLISECOND, "tpot": slo.tpot_p99 / MILLISECOND}
+    plots = []
+    for name, title, unit, value in _PLOTS:
+        lines = [
+            {
+                "name": str(job.pk),
+                "label": _run_words(job),
+                "values": [value(steps[rate]) if rate in steps else None for rate in rates],
+            }
+            for job, steps in zip(runs, by_rate, strict=True)
+        ]
+        if promised.get(name):
+            values = [promised[name]] * len(rates)
+            lines.append({"name": "promised", "label": "promised", "values": values})
+        plots.append({"name": name, "title": title, "unit": unit, "lines": lines})
+    return {"x": {"label": "load", "unit": "requests/s", "values": rates}, "plots": plots}
+
+
+def _run_words(job: Job) -> str:
+    result = job.result
+    return f"{str(job.pk)[:8]} {result.get('profile') or result['through']}"

@@ -109,7 +109,13 @@ class Run:
         why = figures.misses(self._promise)
         if not why:
             self._took_s = figures.took.p50_s or self._took_s
-        told = {"holds": not why, "why": why, "is_confirming": is_confirming, "was_late": figures.was_late}
+        told = {
+            "holds": not why,
+            "why": why,
+            "is_cut": figures.is_cut,
+            "is_confirming": is_confirming,
+            "was_late": figures.was_late,
+        }
         self._steps.append(figures.as_dict() | told)
         self._search = self._search.told(rate, holds=not why)
 

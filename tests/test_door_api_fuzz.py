@@ -116,6 +116,7 @@ WRITES = [
     ("POST", "models/tiny/check", "CheckRequest"),
     ("POST", "keys", "NewKeyRequest"),
     ("POST", "models/tiny/roll", "RollingRequest"),
+    ("POST", "models/tiny/bench", "BenchRequest"),
     ("POST", "nodes/gpu-01/cordon", "ReasonRequest"),
     ("POST", "nodes/gpu-01/drain", "ReasonRequest"),
     ("POST", "reconciler/pause", "ReasonRequest"),

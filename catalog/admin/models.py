@@ -24,6 +24,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST, require_safe
 
 from catalog import actions
+from catalog.admin.benching import bench_page, bench_plots
 from catalog.admin.doing import (
     check,
     check_engine,
@@ -331,9 +332,13 @@ class ModelAdmin(VerbAdmin):
     # --- asking about the source again
 
     def get_urls(self) -> list[Any]:
+        bench = self.admin_site.admin_view(self.bench_view)
+        plots = self.admin_site.admin_view(require_safe(self.bench_plots_view))
         check = self.admin_site.admin_view(require_POST(self.check_view))
         why = self.admin_site.admin_view(require_safe(self.why_view))
         return [
+            path("<path:object_id>/bench/", bench, name="catalog_model_bench"),
+            path("<path:object_id>/bench/plots/", plots, name="catalog_model_bench_plots"),
             path("<path:object_id>/check/", check, name="catalog_model_check"),
             path("<path:object_id>/why/", why, name="catalog_model_why"),
             *super().get_urls(),
@@ -358,6 +363,21 @@ class ModelAdmin(VerbAdmin):
             "by_node": nodes_shown(why, dict(Node.objects.values_list("name", "pk"))),
         }
         return TemplateResponse(request, "admin/catalog/model/why.html", context)
+
+    def bench_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        model = self._seen(request, object_id)
+        return self.is_gone(request, object_id) if model is None else bench_page(self, request, model)
+
+    def bench_plots_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        model = self._seen(request, object_id)
+        return self.is_gone(request, object_id) if model is None else bench_plots(model)
+
+    def _seen(self, request: HttpRequest, object_id: str) -> Model | None:
+        """The model, for whoever may look at it."""
+        model: Model | None = self.get_object(request, unquote(object_id))
+        if model is not None and not self.has_view_or_change_permission(request, model):
+            raise Http404
+        return model
 
     def check_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """ "Check now": asks, and comes back to the page with what was found."""

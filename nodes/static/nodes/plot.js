@@ -139,6 +139,7 @@ class Plot {
                     width: 2,
                     dash: DASHES[at % DASHES.length],
                     points: isTime ? {} : { show: true, size: 6 },
+                    spanGaps: !isTime,
                 })),
             ],
             hooks: { setCursor: [(chart) => this.point(chart.cursor.idx)] },
