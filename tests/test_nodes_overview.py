@@ -17,6 +17,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from catalog.actions import mint_key
 from catalog.models import Model, Name, Profile, database_now
 from nodes import lease, usage
 from nodes.models import Claim, Lease, Node, Orphan, Rank, Replica, Unplaced
@@ -135,6 +136,21 @@ def test_the_last_hour_is_told_as_rates_and_times() -> None:
     assert re.fullmatch(
         r"2 requests/s, 1.00% errors, TTFT p50 \d+ ms, TTFT p99 \d+ ms, 200 tokens/s", told
     ), told
+
+
+def test_who_may_not_see_what_others_used_is_told_of_their_own_keys() -> None:
+    looker = viola()
+    own, _ = mint_key("k", user=looker, scope="inference", by="viola", door="command")
+    for number, (key, count) in enumerate([(own.pk, 36), ("somebody", 324)]):
+        tally = Tally()
+        tally.requests = count
+        usage.add_lot(
+            uuid4(), number + 1, database_now().timestamp() - 120, {(key, "tiny", "/v1/x", "2xx"): tally}
+        )
+    looker.user_permissions.remove(Permission.objects.get(codename="all_usage"))
+    assert words()["last hour"] == "0.1 requests/s, 0 tokens/s"
+    told = {fact.name: fact.words for fact in facts_of(look(User.objects.get(pk=looker.pk)))}
+    assert told["last hour"] == "0.01 requests/s, 0 tokens/s"
 
 
 def manage(*options: str) -> str:
