@@ -306,7 +306,6 @@ LLMGW_RECHECK_EVERY_S = min(60.0, LLMGW_RECHECK_S)  # each time a few models, th
 LLMGW_FORGET_EVERY_S = 60.0  # what is too old is removed, some thousands of rows each time
 LLMGW_SWEEP_EVERY_S = 10.0  # jobs whose worker died are found, and those that wait are offered again
 LLMGW_NOTICE_EVERY_S = 5.0  # what is wrong is looked for, and told
-LLMGW_NOTICE_SELDOM_S = 60.0  # as what takes long to be seen
 CELERY_TASK_QUEUES: dict[str, dict[str, object]] = {"celery": {}, "jobs": {}}  # every worker asks both
 CELERY_TASK_ROUTES = {"nodes.tasks.run_job": {"queue": "jobs"}}
 CELERY_BEAT_SCHEDULE = {
@@ -326,10 +325,10 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": LLMGW_NOTICE_EVERY_S,
         "options": {"expires": LLMGW_NOTICE_EVERY_S},
     },
-    "notice seldom": {
-        "task": "nodes.tasks.notice_seldom",
-        "schedule": LLMGW_NOTICE_SELDOM_S,
-        "options": {"expires": LLMGW_NOTICE_SELDOM_S},
+    "forget notices": {
+        "task": "nodes.tasks.forget_notices",
+        "schedule": LLMGW_FORGET_EVERY_S,
+        "options": {"expires": LLMGW_FORGET_EVERY_S},
     },
     "sweep jobs": {
         "task": "nodes.tasks.sweep_jobs",

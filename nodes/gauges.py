@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
 from catalog.durations import SECOND
+from catalog.models import Model
 from nodes import lease
 from nodes.agents import report_from
 from nodes.exposition import COUNTER, GAUGE, SUMMARY, Family
 from nodes.kept import Kept
-from nodes.models import Claim, Delivery, Job, Lease, Node, Orphan, Roll, Trouble, Unplaced, Webhook
+from nodes.models import Claim, Delivery, Job, Lease, Node, Orphan, Replica, Roll, Trouble, Unplaced, Webhook
 from nodes.notices import KINDS
+from nodes.overview.models import count_models
 from nodes.placement import Freshness
 from nodes.showing import (
     GpuUse,
     acting,
     freshness_of,
-    models_with_replicas,
     seconds,
-    tally,
     with_age,
 )
 from nodes.showing.machines import use_of
@@ -97,13 +97,21 @@ def _models() -> Iterator[Family]:
     tpot = Family("llmgw_slo_time_per_output_token_seconds", GAUGE, "What the catalog promises at the p99.")
     since = {row.subject: _age_s(row) for row in with_age(Trouble.objects.filter(kind="stale"), "since")}
     unplaced = {row.model_id: row for row in with_age(Unplaced.objects.all(), "since")}
-    for model in models_with_replicas():
-        counted = tally(model)
-        wanted.add(counted.wanted, model=model.name)
-        ready.add(counted.ready, model=model.name)
-        stale.add(counted.stale, model=model.name)
-        stale_for.add(since.get(model.name, 0.0) if counted.stale else 0.0, model=model.name)
+    kept = Replica.objects.exclude(state__in=Replica.OVER).filter(wanted=Replica.Wanted.RUN).order_by()
+    is_ready = Count("pk", filter=Q(state=Replica.State.READY))
+    counted = {
+        model: (count, of_these)
+        for model, count, of_these in kept.values_list("model").annotate(kept=Count("pk"), ready=is_ready)
+    }
+    stale_of = {each.key: each.count for each in count_models().stale}
+    columns = ("pk", "name", "scaling_min", "ttft_p99_ns", "tpot_p99_ns")
+    for model in Model.objects.only(*columns).order_by("name"):
         want = unplaced.get(model.pk)
+        running, ready_of_these = counted.get(model.pk, (0, 0))
+        wanted.add(max(model.scaling_min, running + (want.missing if want else 0)), model=model.name)
+        ready.add(ready_of_these, model=model.name)
+        stale.add(stale_of.get(model.pk, 0), model=model.name)
+        stale_for.add(since.get(model.name, 0.0) if model.pk in stale_of else 0.0, model=model.name)
         short.add(want.missing if want else 0, model=model.name)
         short_for.add(_age_s(want) if want else 0.0, model=model.name)
         if model.ttft_p99_ns:
@@ -166,9 +174,10 @@ def _keys() -> Iterator[Family]:
         GAUGE,
         f"Until the API key expires, of the {KEYS_TOLD} that do so first within {KEYS_WITHIN.days} days.",
     )
-    keys = expiring_keys(KEYS_WITHIN).annotate(now=Now())
-    for key in keys[:KEYS_TOLD]:
-        left.add((key.expires_at - key.now).total_seconds(), key=key.pk, name=key.name)
+    until = ExpressionWrapper(F("expires_at") - Now(), DurationField())
+    keys = expiring_keys(KEYS_WITHIN).annotate(until=until).values_list("pk", "name", "until")
+    for key, name, until_then in keys[:KEYS_TOLD]:
+        left.add(until_then.total_seconds(), key=key, name=name)
     yield left
 
 

@@ -79,7 +79,7 @@ class MonitoringViewSet(ViewSet):
 
     def targets(self, request: Request) -> Response:
         """As Prometheus's HTTP service discovery reads it: all are reached through this address."""
-        own, scheme = request.get_host(), request.scheme
+        own, scheme = request.get_host(), str(request.scheme)
         found = [_target(own, scheme, "/api/metrics", job="llmgw", instance=own)]
         for url in settings.LLMGW_GATEWAYS or [f"{scheme}://{own}"]:
             parts = urlsplit(url)

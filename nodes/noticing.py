@@ -28,17 +28,12 @@ from nodes.notices import (
     KINDS,
     OVER,
     SIGNATURE_HEADER,
-    STALE,
     secret_of,
     signature,
     wait_after,
 )
 from nodes.posting import Answer, Letter, post
 from nodes.troubles import Found, find
-
-SELDOM = (STALE,)
-"""Kinds that take long to look for, and are borne with for long."""
-OFTEN = tuple(kind for kind in KINDS if kind not in SELDOM)
 
 SETTLED = timedelta(seconds=30)
 """A trouble that is seen again within this has not been over."""
@@ -158,10 +153,13 @@ def deliver() -> int:
 def deliver_now(delivery: Delivery) -> Delivery:
     """Post this one, once and whatever else waits; what has become of it."""
     (answer,) = post([_letter(delivery)])
-    state = Delivery.State.GIVEN_UP if answer.problem else Delivery.State.DELIVERED
+    state, counted = (
+        (Delivery.State.GIVEN_UP, "failed") if answer.problem else (Delivery.State.DELIVERED, "delivered")
+    )
     Delivery.objects.filter(pk=delivery.pk).update(
         state=state, tries=1, ended_at=Now(), status=answer.status, problem=answer.problem
     )
+    Webhook.objects.filter(pk=delivery.webhook_id).update(**{counted: F(counted) + 1})
     delivery.refresh_from_db()
     return delivery
 

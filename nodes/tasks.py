@@ -110,24 +110,18 @@ _posting = threading.BoundedSemaphore(POSTING_AT_ONCE)
 @shared_task(ignore_result=True, expires=settings.LLMGW_NOTICE_EVERY_S)
 def notice() -> None:
     """Look for what is wrong, and post what webhooks are to be told."""
-    noticing.look(noticing.OFTEN)
-    _post()
-
-
-@shared_task(ignore_result=True, expires=settings.LLMGW_NOTICE_SELDOM_S)
-def notice_seldom() -> None:
-    """As `notice`, of what takes long to look for; and forget what is old."""
-    noticing.look(noticing.SELDOM)
-    noticing.forget()
-    _post()
-
-
-def _post() -> None:
+    noticing.look()
     if _posting.acquire(blocking=False):
         try:
             noticing.deliver()
         finally:
             _posting.release()
+
+
+@shared_task(ignore_result=True, expires=settings.LLMGW_FORGET_EVERY_S)
+def forget_notices() -> None:
+    """Give up what no webhook takes, and remove what is too old to be told of."""
+    noticing.forget()
 
 
 # --- the reconciler is woken ----------------------------------------------------------------------

@@ -20,9 +20,10 @@ from catalog.reading import quote
 from catalog.showing import KEY_STATES
 from nodes import lease, notices, retry
 from nodes.models import Job, Node, Replica, Roll, Unplaced
+from nodes.overview.models import count_models
 from nodes.placement import Freshness
 from nodes.protocol import CAPACITY, CONFIGURATION, DISK
-from nodes.showing import acting, freshness_of, models_with_replicas, tally, with_age
+from nodes.showing import acting, freshness_of, with_age
 
 KEY_EXPIRES_WITHIN = timedelta(days=7)
 DISK_LOW_PART = 0.05
@@ -86,13 +87,12 @@ def _unplaced() -> Iterator[Found]:
 
 
 def _stale() -> Iterator[Found]:
-    for model in models_with_replicas():
-        if tally(model).stale:
-            yield Found(
-                model.name,
-                f"Replicas of {model.name} run as the catalog was before; roll them (manage.py roll "
-                f"{quote(model.name)}), or take the edit back.",
-            )
+    for model in count_models().stale:
+        yield Found(
+            model.name,
+            f"Replicas of {model.name} run as the catalog was before; roll them (manage.py roll "
+            f"{quote(model.name)}), or take the edit back.",
+        )
 
 
 def _halted_rolls() -> Iterator[Found]:

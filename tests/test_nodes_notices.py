@@ -19,10 +19,11 @@ from catalog.actions import mint_key
 from catalog.durations import HOUR
 from catalog.models import Event, Key
 from catalog.reading import CatalogError
-from nodes import lease, notices, noticing
+from nodes import lease, notices, noticing, tasks
 from nodes.actions import pause, resume
 from nodes.models import Cluster, Delivery, Job, Lease, Node, Replica, Roll, Trouble, Unplaced, Webhook
 from nodes.notices import KINDS, fault_of_address, fault_of_host, fault_of_url
+from nodes.troubles import Found
 from nodes.webhooks import (
     add_webhook,
     edit_webhook,
@@ -234,7 +235,6 @@ def test_a_reconciler_that_makes_no_pass_is_seen() -> None:
 
 def test_every_kind_is_looked_for_and_tested() -> None:
     assert {*TROUBLES, notices.NODE_LOST, notices.UNPLACED, notices.SILENT} == KINDS.keys()
-    assert {*noticing.OFTEN, *noticing.SELDOM} == KINDS.keys()
 
 
 @pytest.mark.django_db
@@ -249,7 +249,7 @@ def test_two_that_look_at_once_tell_once(receiver: Receiver) -> None:
     noticing.look()
     for row in stale_rows:  # as the other saw it before
         row.told_at = None
-        noticing._see(row.kind, noticing.Found(row.subject, row.sentence), row, row.since)
+        noticing._see(row.kind, Found(row.subject, row.sentence), row, row.since)
     assert Delivery.objects.count() == 1
 
 
@@ -532,6 +532,25 @@ def test_its_secret_is_kept_nowhere(receiver: Receiver) -> None:
     for kept in (Webhook, Delivery, Event, Trouble, Replica, Key):
         assert secret not in str(list(kept.objects.values()))
     assert secret != hook(receiver, "other")[1]
+
+
+@pytest.mark.django_db
+def test_the_tasks_do_it_and_two_of_them_post_at_once(receiver: Receiver, settings: Any) -> None:
+    schedule = settings.CELERY_BEAT_SCHEDULE
+    assert schedule["notice"]["task"] == tasks.notice.name
+    assert schedule["forget notices"]["task"] == tasks.forget_notices.name
+    hook(receiver)
+    lost()
+    seen_lately()
+    assert all(tasks._posting.acquire(blocking=False) for _ in range(tasks.POSTING_AT_ONCE))
+    tasks.notice()
+    assert receiver.told == [], "both wait for webhooks that hang"
+    tasks._posting.release(tasks.POSTING_AT_ONCE)
+    tasks.notice()
+    assert receiver.told == [("node_lost", "begins", "gpu-07")]
+    Delivery.objects.update(ended_at=Now() - timedelta(days=8))
+    tasks.forget_notices()
+    assert not Delivery.objects.exists()
 
 
 @pytest.mark.django_db

@@ -68,7 +68,7 @@ class WebhookAdmin(VerbAdmin):
     list_display = ("name", "state", "host", "told_of", "waiting", "delivered", "given_up")
     search_fields = ("name",)
     fields = ("name", "url", "kinds", "why")
-    of_row = ("state", "by", "created_at", "waiting", "delivered", "failed", "given_up", "last")
+    of_row = ("state", "counts", "last", "by", "created_at")
     actions: ClassVar[list[Any]] = ["try_out", "pause", "resume", "remove"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Webhook]:
@@ -109,6 +109,16 @@ class WebhookAdmin(VerbAdmin):
     @admin.display(description="waiting")
     def waiting(self, webhook: Webhook) -> int:
         return webhook.waiting  # type: ignore[attr-defined]  # annotated
+
+    @admin.display(description="notices")
+    def counts(self, webhook: Webhook) -> str:
+        counted = (
+            (webhook.delivered, "delivered"),
+            (self.waiting(webhook), "waiting"),
+            (webhook.failed, "tries that failed"),
+            (webhook.given_up, "given up"),
+        )
+        return ", ".join(f"{count} {words}" for count, words in counted)
 
     @admin.display(description="last notices")
     def last(self, webhook: Webhook) -> SafeString | str:
@@ -201,7 +211,7 @@ def _line(delivery: Delivery) -> tuple[Any, ...]:
     next_at = f"{delivery.next_at:%H:%M:%S} UTC" if told["next_at"] else ""
     return (
         f"{delivery.made_at:%Y-%m-%d %H:%M:%S} UTC",
-        f"{told['kind']} {told['state']}",
+        " ".join(dict.fromkeys((told["kind"], told["state"]))),
         told["subject"],
         badge(delivery.state, _DELIVERY_LOOKS[delivery.state]),
         str(delivery.tries),
