@@ -129,7 +129,7 @@ def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
     def progress() -> jobs.Progress:
         done = [finding for finding in interview.findings if finding.works is not None]
         failed = sum(not finding.works for finding in done)
-        say = f"asks for {interview.step}" if interview.step else "asked for all"
+        say = f"asks for {interview.step}" if interview.step else f"{len(done) - failed} of {len(done)} work"
         return {"part": interview.part, "say": say, "works": len(done) - failed, "fails": failed}
 
     def result() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -40,10 +41,11 @@ class JobAdmin(ReadOnlyAdmin):
     list_filter = ("kind", "state")
     search_fields = ("id", "model_name", "by", "problem")
     fields = (
-        "job", "state_shown", "progress_shown", "note", "by_shown", "why_shown", "asked_at", "lasted",
+        "model_shown", "state_shown", "progress_shown", "note", "by_shown", "why_shown", "asked_at", "lasted",
         "about", "replica_shown", "options_shown", "result_shown",
     )  # fmt: skip
     actions: ClassVar[list[Any]] = ["stop"]
+    is_live = True
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         return jobs.jobs()
@@ -55,6 +57,16 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.display(description="job", ordering="kind")
     def job(self, job: Job) -> str:
         return sentence(str(job))
+
+    @admin.display(description="model")
+    def model_shown(self, job: Job) -> SafeString | str:
+        if job.model_id is None:
+            return sentence(job.model_name)
+        return format_html(
+            '<a href="{}">{}</a>',
+            reverse("admin:catalog_model_change", args=[job.model_id]),
+            sentence(job.model_name),
+        )
 
     @admin.display(description="state", ordering="state")
     def state_shown(self, job: Job) -> SafeString:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Any
 
 from catalog.reading import shown
-from catalog.typed import span_words
 from nodes.checks.claims import CAPABILITIES, Claims
 
 CHECKS: Mapping[str, str] = {
@@ -39,6 +38,7 @@ _OF_TALK = (
     "json_schema", "vision", "cancel", "prefix",
 )  # fmt: skip
 SAYS_LIMIT = 500
+HOUR_S, DAY_S = 3600, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,19 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict.NOT_APPLICABLE
 
 
+def _ago(age_s: float) -> str:
+    """Coarse: a badge that changes every second tells nothing new."""
+    if age_s < HOUR_S:
+        return "less than an hour ago"
+    count, unit = (age_s // HOUR_S, "hour") if age_s < 2 * DAY_S else (age_s // DAY_S, "day")
+    return f"{count:.0f} {unit}{'' if count == 1 else 's'} ago"
+
+
 def _badge(about: str, verdict: Verdict, found: Verified | None) -> Badge:
     is_older = found is not None and found.is_older
     says = f"{about}: {verdict}"
     if found is not None and verdict is not Verdict.NEVER:
         says += " on an older profile," if is_older else ""
-        says += f" {span_words(found.age_s)} ago"
+        says += f" {_ago(found.age_s)}"
         says += f" on {found.engine}" if found.engine and not is_older else ""
     return Badge(about, verdict, says, is_older)

@@ -69,3 +69,7 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()} of {self.model_name}"
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in self.LIVE
