@@ -18,8 +18,8 @@ up: .venv/ready
 # Three on two cores: what waits for processes, databases and time-outs leaves room for a third.
 DIVIDED := --numprocesses 3 --dist loadfile
 test: lint
-	$(BIN)/python -m pytest $(DIVIDED) -m "not on_postgresql"
-	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not one_database"
+	$(BIN)/python -m pytest $(DIVIDED) -m "not on_postgresql and not soak"
+	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not (one_database or soak)"
 
 # A hundred thousand steps and a hundred kills, other ones each time; the seed is printed, and has a history that
 # failed again.
@@ -27,7 +27,9 @@ SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
 soak: .venv/ready-for-tests
 	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s \
 		tests/test_plan_cluster.py tests/test_agent_kills.py tests/test_reconcile_drill.py tests/test_gateway_faults.py \
-		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py
+		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
+		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_routing.py tests/test_bench_weights.py \
+		tests/test_catalog_import.py::test_the_bench_runs
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks

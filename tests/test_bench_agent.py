@@ -9,6 +9,7 @@ import pytest
 from tests.bench import agent as bench
 
 
+@pytest.mark.soak
 def test_it_tells_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--json", "--replicas", "2", "--idle", "0.5"])
     found = json.loads(capsys.readouterr().out)

@@ -13,6 +13,7 @@ from tests.bench import peers
 pytestmark = pytest.mark.one_database
 
 
+@pytest.mark.soak
 def test_a_row_has_all_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
     once = ["--json", "--passes", "1", "--seconds", "0.3", "--streams", "8"]
     bench.main([*once, "--lasting", "200", "--leaving", "50"])

@@ -11,6 +11,7 @@ from tests.bench import routing as bench
 pytestmark = pytest.mark.one_database
 
 
+@pytest.mark.soak
 def test_a_run_has_its_row() -> None:
     (row,) = bench.measure(("prefix",), (75,), 2, 12, 40.0)
     assert (row["share"], row["way"]) == (75, "prefix")

@@ -9,6 +9,7 @@ import pytest
 from tests.bench import weights as bench
 
 
+@pytest.mark.soak
 def test_it_tells_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--json", "--bytes", "20000000", "--rounds", "1"])
     found = json.loads(capsys.readouterr().out)

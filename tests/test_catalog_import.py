@@ -842,6 +842,7 @@ def test_what_a_list_asks_of_the_database_does_not_grow_with_models(address: str
     assert counts[0] == counts[1] == counts[2] > 0
 
 
+@pytest.mark.soak
 @pytest.mark.one_database
 def test_the_bench_runs(capfd: Any) -> None:
     bench_main(["--json", "--models", "12", "--database", "sqlite"])

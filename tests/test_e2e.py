@@ -1,6 +1,7 @@
 """The main job, end to end: the real processes, a real llama-server, a real GGUF, the real openai client.
 
-One web process and one worker serve the whole file; each test has a node of its own, and leaves no engine.
+One web process and one worker serve the whole file; each test has a node of its own, and leaves no engine. On SQLite
+and files, people in a browser go the same way (tests/browser) and `make up` does (test_up).
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from tests.agent_process import gguf, llama_server
 from tests.trial import Trial
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.lasting_database, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.lasting_database,
+    pytest.mark.on_postgresql,
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")

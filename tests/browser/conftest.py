@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -28,12 +29,16 @@ OPTIONS = (
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 2_000_000}
 
 
+def program() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None and os.environ.get("BROWSER_TESTS") == "required":
+    found = program()
+    if found is None and os.environ.get("BROWSER_TESTS") == "required":
         pytest.fail(MISSING)
-    return program or pytest.skip(MISSING)
+    return found or pytest.skip(MISSING)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ class Stage:
 
     def open(self, path: str = "/admin/") -> Page:
         page = self.context.new_page()
-        page.goto(self.trial.url + path)
+        page.goto(path)
         return page
 
     def listen(self, page: Page) -> None:
@@ -70,23 +75,24 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A node with two simulated GPUs and a stand-in for vllm, a hub that has org/m, and ada, logged in."""
+    """A node with three simulated GPUs and a stand-in for vllm; a hub that has org/m; ada, logged in."""
     folder = tmp_path_factory.mktemp("browser")
     with weights_hub.running(FILES) as hub:
         trial = Trial(folder, {"LLMGW_HUB_ENDPOINT": hub.url, "HF_ENDPOINT": hub.url, "LLMGW_GRACE_S": "0.2"})
         try:
-            trial.start_web()
             trial.start_worker()
+            trial.start_web()
             engine = stand_in(folder, "vllm")
-            trial.start_agent("gpu-01", "--sim-gpus", "2:sim", "--engine", f"vllm={engine}")
-            yield Stage(trial, hub, _logged_in(browser, trial))
+            trial.start_agent("gpu-01", "--sim-gpus", "3:sim", "--engine", f"vllm={engine}")
+            yield Stage(trial, hub, logged_in(browser, trial, viewport={"width": 1280, "height": 900}))
             trial.stop()
         finally:
             trial.end()
 
 
-def _logged_in(browser: Browser, trial: Trial) -> BrowserContext:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=trial.url)
+def logged_in(browser: Browser, trial: Trial, **options: Any) -> BrowserContext:
+    """As ada."""
+    context = browser.new_context(base_url=trial.url, **options)
     context.set_default_timeout(20_000)
     page = context.new_page()
     page.goto("/admin/")
