@@ -1,7 +1,7 @@
 """The main job, end to end: the real processes, a real llama-server, a real GGUF, the real openai client.
 
-One web process and one worker serve the whole file; each test has a node of its own, and leaves no engine. On SQLite
-and files, people in a browser go the same way (tests/browser) and `make up` does (test_up).
+One web process and one worker serve the whole file; each test has a node of its own, and leaves no engine. On
+SQLite and files, people in a browser go the same way (tests/browser) and `make up` does (test_up).
 """
 
 from __future__ import annotations
