@@ -415,6 +415,7 @@ async def test_a_brief_question_to_an_engine_that_says(turn: Turn, told: bytes) 
             lambda: test_who_leaves_at_any_moment_takes_no_place_along(bytes(4 * LARGE_BYTES), 0),
             id="who leaves in the middle of a large body",
         ),
+        pytest.param(test_who_leaves_while_it_connects_leaves_nothing_behind, id="who leaves, not heard"),
         pytest.param(test_when_it_stops_whoever_asks_is_told, id="the end"),
         pytest.param(test_of_an_answer_that_nobody_reads_little_is_held, id="a client that does not read"),
         pytest.param(
