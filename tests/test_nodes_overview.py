@@ -126,6 +126,21 @@ def test_replicas_are_counted_by_state_and_by_what_a_restart_would_change() -> N
     assert [(matter.word, matter.subject) for matter in look().needs] == [("2 stale", "stale")]
 
 
+def test_what_was_judged_before_is_judged_anew_when_the_catalog_differs() -> None:
+    model = a_model()
+    a_replica(model, a_node())
+    for edit, says in (
+        ({"tp": 2}, "1 ready, 1 stale"),
+        ({"tp": 2}, "1 ready, 1 stale"),
+        ({"tp": 1, "weight": 2}, "1 ready, 1 stale, no restart needed"),
+        ({"tp": 4}, "1 ready, 1 stale"),
+        ({"tp": 1}, "1 ready"),
+    ):
+        edited(model, **edit)
+        assert words()["replicas"] == says
+        assert words()["replicas"] == says, "as it was kept"
+
+
 def test_the_last_hour_is_told_as_rates_and_times() -> None:
     tally = Tally()
     tally.requests, tally.errors, tally.completion_tokens = 7_200, 72, 720_000

@@ -15,7 +15,7 @@ from nodes.attention import StaleModel, failed_lately
 from nodes.models import Replica, Unplaced
 from nodes.overview.value import Models, Replicas, Want
 from nodes.showing import spec_of
-from nodes.stale import is_as_the_catalog, judge, launch_from
+from nodes.stale import Staleness, is_as_the_catalog, judge, launch_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +101,71 @@ def _replicas(alike: list[_Alike], stale: int, mild: int) -> Replicas:
     return Replicas(**count, stale=stale, mild=mild)
 
 
+# --- what differs from the catalog
+
+
+_Now = tuple[str, Mapping[str, Any], str]
+"""Of a model: the fingerprint that the profile has now, what else shapes a launch, and the commit it pins."""
+_Key = tuple[int, str, str]
+"""Of replicas that are alike: model, fingerprint and launch."""
+
+_judged: dict[_Key, tuple[_Now, Staleness]] = {}
+"""What was last compared with what, and found. It takes a hundred times longer to find than to see that both
+are as they were."""
+
+
 def _differing(alike: list[_Alike], known: Mapping[int, Mapping[str, Any]]) -> tuple[Counter[int], int]:
     """How many replicas are stale, by model, and how many mildly so. Most are neither, which is soon seen."""
     profiles = {
         (model, name): fingerprint
         for model, name, fingerprint in Profile.objects.values_list("model_id", "name", "fingerprint")
     }
-    doubtful = [each for each in alike if each.model is not None and not _is_sound(each, known, profiles)]
-    whole = Model.objects.prefetch_related("names", "profiles", "fallbacks")
-    models = {row.pk: row for row in whole.filter(pk__in={each.model for each in doubtful})}
+    doubtful: dict[_Key, tuple[_Now, list[_Alike]]] = {}
+    for each in alike:
+        if each.model is None or each.model not in known:
+            continue
+        now = _now(known[each.model], profiles.get((each.model, _profile_name(each)), ""))
+        if not is_as_the_catalog(each.fingerprint, each.launch, *now):
+            key = (each.model, each.fingerprint, str(each.launch))
+            doubtful.setdefault(key, (now, []))[1].append(each)
+    found = _judge({key: (now, group[0]) for key, (now, group) in doubtful.items()})
     stale: Counter[int] = Counter()
     mild = 0
-    for each in doubtful:
-        model = models.get(each.model or 0)
-        if model is None:  # removed a moment ago
-            continue
-        launch = launch_from(each.launch)
-        profile = spec_of(model).profile(str(launch.profile.get("name", "")))
-        found = judge(
-            each.fingerprint, launch, profile, spec_of(model), source_revision=model.source_revision
-        )
-        stale[model.pk] += each.count if found.restart_needed else 0
-        mild += each.count if found.stale_profile is True and not found.restart_needed else 0
+    for key, (_, group) in doubtful.items():
+        count = sum(each.count for each in group)
+        stale[key[0]] += count if found[key].restart_needed else 0
+        mild += count if found[key].stale_profile is True and not found[key].restart_needed else 0
     return stale, mild
 
 
-def _is_sound(
-    each: _Alike, known: Mapping[int, Mapping[str, Any]], profiles: Mapping[tuple[int, str], str]
-) -> bool:
-    model = known.get(each.model or 0)
-    if model is None:
-        return False
-    now = {
+def _judge(doubtful: Mapping[_Key, tuple[_Now, _Alike]]) -> Mapping[_Key, Staleness]:
+    """What is as it was when it was last judged is not judged again; what is not asked for is forgotten."""
+    global _judged
+    before = _judged
+    judged = {
+        key: before[key] for key, (now, _) in doubtful.items() if key in before and before[key][0] == now
+    }
+    new = {key: each for key, each in doubtful.items() if key not in judged}
+    whole = Model.objects.prefetch_related("names", "profiles", "fallbacks")
+    models = {row.pk: row for row in whole.filter(pk__in={pk for pk, *_ in new})}
+    for key, (now, each) in new.items():
+        spec = spec_of(models[key[0]]) if key[0] in models else None  # removed a moment ago
+        profile = spec.profile(_profile_name(each)) if spec else None
+        launch = launch_from(each.launch)
+        judged[key] = now, judge(each.fingerprint, launch, profile, spec, source_revision=now[2])
+    _judged = judged
+    return {key: staleness for key, (_, staleness) in judged.items()}
+
+
+def _profile_name(each: _Alike) -> str:
+    return str(each.launch.get("profile", {}).get("name", ""))
+
+
+def _now(model: Mapping[str, Any], profile: str) -> _Now:
+    told = {
         "name": model["name"],
         "source": model["source"],
         "context_length": model["context_length"],
         "capabilities": {name for name in ("tools", "vision", "embeddings") if model[f"can_{name}"]},
     }
-    profile = profiles.get((model["pk"], str(each.launch.get("profile", {}).get("name", ""))), "")
-    return is_as_the_catalog(each.fingerprint, each.launch, profile, now, model["source_revision"])
+    return profile, told, model["source_revision"]

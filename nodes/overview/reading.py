@@ -1,4 +1,4 @@
-"""Looks, for whoever asks: the same queries whatever there is, but for four where something may be stale."""
+"""Looks, for whoever asks: the same queries whatever there is, but for four when something turns stale."""
 
 from __future__ import annotations
 
