@@ -8,7 +8,7 @@ without end, since an engine's slot is held for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -29,6 +29,14 @@ Header = tuple[bytes, bytes]
 _COMMON_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _JSON_HEADERS = (*_COMMON_HEADERS, (b"content-type", b"application/json"))
 _STREAM_HEADERS = (*_COMMON_HEADERS, (b"content-type", b"text/event-stream; charset=utf-8"))
+
+
+def _written(headers: Iterable[Header]) -> bytes:
+    """As lines. What a client said is in none of them but its request's id, which the door has checked."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+_JSON_LINES, _STREAM_LINES = _written(_JSON_HEADERS), _written(_STREAM_HEADERS)
 
 
 def _waiting() -> str:
@@ -87,9 +95,13 @@ class Client:
         """A whole one, to a client that is silent."""
         if self._beat is not None or self._commenting is not None:
             await self._settle(goes_on=False)
-        head = self._head(status, _JSON_HEADERS, (b"content-length", b"%d" % len(body)), *headers)
-        if headers or self._exchange is None or not self._exchange.answer(status, _written(head), body):
-            await self._taken(self._send_whole(_start(status, head), body))
+        length = (b"content-length", b"%d" % len(body))
+        if self._exchange is not None and not headers:
+            lines = self._lines(status, _JSON_LINES + b"%b: %b\r\n" % length)
+            if self._exchange.answer(status, lines, body):
+                return
+        head = self._head(status, _JSON_HEADERS, length, *headers)
+        await self._taken(self._send_whole(_start(status, head), body))
 
     async def answer_json(self, value: object) -> None:
         await self.answer(msgspec.json.encode(value))
@@ -115,9 +127,9 @@ class Client:
 
     async def begin_stream(self) -> None:
         if not self.has_begun:
-            head = self._head(200, _STREAM_HEADERS)
-            if self._exchange is None or not self._exchange.begin(200, _written(head)):
-                await self._taken(self._send(_start(200, head)))
+            if self._exchange is not None and self._exchange.begin(200, self._lines(200, _STREAM_LINES)):
+                return
+            await self._taken(self._send(_start(200, self._head(200, _STREAM_HEADERS))))
 
     async def be_quiet(self) -> None:
         """The last word has been said: no comment comes after it."""
@@ -165,6 +177,18 @@ class Client:
 
     # --- what is sent ---------------------------------------------------------------------------------------
 
+    def _lines(self, status: int, lines: bytes) -> bytes:
+        """What `_head` has, as it is written."""
+        passage = self._passage
+        self.has_begun, passage.status = True, status
+        own = passage.request_id.encode()
+        if passage.replica:
+            served = _lines_of_served(passage.model, passage.replica, passage.route, passage.is_simulated)
+            lines += b"%bx-llmgw-overhead-ms: %.1f\r\n" % (served, _overhead_s(passage) * 1000)
+        if self.shape == ANTHROPIC:
+            lines += b"request-id: %b\r\n" % own
+        return b"%bx-request-id: %b\r\n" % (lines, own)
+
     def _head(self, status: int, headers: tuple[Header, ...], *more: Header) -> list[Header]:
         passage = self._passage
         self.has_begun, passage.status = True, status
@@ -196,11 +220,6 @@ def _start(status: int, headers: list[Header]) -> MutableMapping[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-def _written(headers: list[Header]) -> bytes:
-    """As lines. What a client said is in none of them but its request's id, which the door has checked."""
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
-
-
 @lru_cache(maxsize=4096)
 def _served_by(model: str, replica: str, route: str, is_simulated: bool) -> tuple[Header, ...]:
     told = [
@@ -211,6 +230,11 @@ def _served_by(model: str, replica: str, route: str, is_simulated: bool) -> tupl
     if is_simulated:
         told.append((b"x-llmgw-simulated", b"true"))
     return tuple(told)
+
+
+@lru_cache(maxsize=4096)
+def _lines_of_served(model: str, replica: str, route: str, is_simulated: bool) -> bytes:
+    return _written(_served_by(model, replica, route, is_simulated))
 
 
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")

@@ -184,8 +184,8 @@ def _span(endpoint: Endpoint, fields: Fields) -> Span:
         return context.UNKNOWN
     size = 0
     for name in endpoint.prompt_fields:
-        if (raw := fields.get(name)) is not None:
-            size += len(memoryview(raw))
+        if name in fields:
+            size += len(memoryview(fields[name]))
     span = Span.of_bytes(size)
     if endpoint.kind == COMPLETION or endpoint.capability:
         begins = bytes(memoryview(fields.get(endpoint.prompt_fields[0], _NULL))[:64])

@@ -85,12 +85,22 @@ class _Memory:
 class _Lineup:
     """Targets to choose among, with what is the same for every choice among them."""
 
-    __slots__ = ("are_alike", "memories", "multipliers", "replicas", "targets", "weight", "weights")
+    __slots__ = (
+        "are_alike",
+        "memories",
+        "multipliers",
+        "prefixes",
+        "replicas",
+        "targets",
+        "weight",
+        "weights",
+    )
 
     def __init__(self, targets: Sequence[Target], memories: Sequence[_Memory]) -> None:
         self.targets, self.memories = targets, memories
         self.replicas = [target.replica for target in targets]
         self.multipliers = [memory.multiplier for memory in memories]
+        self.prefixes = [memory.prefixes for memory in memories]
         self.weights = [target.weight for target in targets]
         self.weight = sum(self.weights)
         self.are_alike = len({*self.weights}) == 1
@@ -166,8 +176,7 @@ def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain) -> tuple[int,
     weights, (mean, slack) = lineup.weights, _mean_and_slack(lineup, busy)
     first, depth = links[0], 0
     holders: list[int] = []
-    for at, memory in enumerate(lineup.memories):
-        prefixes = memory.prefixes
+    for at, prefixes in enumerate(lineup.prefixes):
         if first not in prefixes.young and first not in prefixes.old:
             continue  # nearly all of them, nearly always: so it is asked without a call
         if (here := prefixes.depth_of(links)) >= depth:
@@ -202,19 +211,31 @@ def _mean_and_slack(lineup: _Lineup, busy: Sequence[int]) -> tuple[float, float]
 
 def _within(lineup: _Lineup, busy: Sequence[int], bound: float) -> list[int]:
     weights = lineup.weights
+    if lineup.are_alike:
+        most = bound * weights[0]
+        return [at for at, count in enumerate(busy) if count <= most]
     return [at for at, count in enumerate(busy) if count <= bound * weights[at]]
 
 
 def _rendezvous(key: int, among: Sequence[int], lineup: _Lineup) -> tuple[int, int]:
     """The first and the second: each replica draws a number for the key, the same in every process, and the
     lowest for its weight comes first. Where there is but one it is both."""
-    multipliers, weights, are_alike = lineup.multipliers, lineup.weights, lineup.are_alike
+    multipliers, weights = lineup.multipliers, lineup.weights
     first = second = among[0]
+    if lineup.are_alike:  # and so the numbers are in that order already, the other way round
+        highest = high = -1
+        for at in among:
+            number = key * multipliers[at] & _MASK
+            if number > highest:
+                second, high = first, highest
+                first, highest = at, number
+            elif number > high:
+                second, high = at, number
+        return first, second
     lowest = low = inf
     for at in among:
         number = key * multipliers[at] & _MASK
-        # Where all weigh the same, the numbers are in that order already.
-        drawn = -number if are_alike else (_LOG_2_64 - log(number + 1)) / weights[at]
+        drawn = (_LOG_2_64 - log(number + 1)) / weights[at]
         if drawn < lowest:
             second, low = first, lowest
             first, lowest = at, drawn
