@@ -5,7 +5,7 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help up test lint soak
+.PHONY: help up test lint soak pictures
 help:
 	@echo "make up          start llmgw here, on http://127.0.0.1:$(PORT)/ (another port: PORT=8123 make up)"
 	@echo "make test        everything that must hold before a change goes in"
@@ -30,6 +30,10 @@ soak: .venv/ready-for-tests
 		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
 		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_routing.py tests/test_bench_weights.py \
 		tests/test_catalog_import.py::test_the_bench_runs
+
+# What the README shows, taken anew (with Debian's Chromium: apt-get install chromium).
+pictures: .venv/ready-for-tests
+	$(BIN)/python -m tests.browser.pictures
 
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks
