@@ -79,9 +79,9 @@ def _set_up(trial: Trial) -> None:
         return sum(each["state"] == "ready" for each in trial.replicas()) == 4
 
     wait_until(are_ready, "four replicas to be ready", tell=trial.story, timeout_s=120)
-    model: dict[str, Any] = trial.api("GET", "models/gemma-3-27b")
-    profile = {**model["profiles"][0], "args": ["--max-num-seqs", "64"]}
-    trial.api("PATCH", "models/gemma-3-27b", {"profiles": [profile], "why": "more at once"})
+    (edited,) = trial.api("GET", "models/gemma-3-27b")["profiles"]
+    edited["args"] = ["--max-num-seqs", "64"]
+    trial.api("PATCH", "models/gemma-3-27b", {"profiles": [edited], "why": "more at once"})
 
 
 def _pages(browser: Browser, trial: Trial, scheme: Any) -> Iterator[tuple[str, Page]]:
