@@ -143,7 +143,7 @@ class Interview:
 
     def _tools(self, choice: str) -> Callable[[Session], Awaitable[Finding]]:
         async def step(session: Session) -> Finding:
-            body = asking.tool(self._claims.name, choice)
+            body = asking.tool(self._claims.name, choice, self._room(self._claims.tools))
             replies = {"whole": await self._post(session, body)}
             if self._claims.tools:
                 replies["streamed"] = await self._post(session, asking.streamed(body))
@@ -152,12 +152,14 @@ class Interview:
         return step
 
     async def _schema(self, session: Session) -> Finding:
-        return judging.judge_schema(await self._post(session, asking.schema(self._claims.name)))
+        return judging.judge_schema(
+            await self._post(session, asking.schema(self._claims.name, self._room(True)))
+        )
 
     async def _vision(self, session: Session) -> Finding:
-        replies: dict[str, Reply] = {}
+        replies, room = dict[str, Reply](), self._room(self._claims.vision)
         for colour in asking.COLOURS:
-            replies[colour] = await self._post(session, asking.picture(self._claims.name, colour))
+            replies[colour] = await self._post(session, asking.picture(self._claims.name, colour, room))
             if not replies[colour].is_answered:
                 break
         return judging.judge_vision(replies)
@@ -215,6 +217,12 @@ class Interview:
         return judging.judge_prefix(pairs, counted)
 
     # --- asking
+
+    def _room(self, is_claimed: bool) -> int:
+        """Tokens of an answer: engines refuse more than their context has beside the prompt."""
+        length = self._subject.own_length or self._claims.context_length
+        wanted = asking.LONG_TOKENS if is_claimed else asking.SHORT_TOKENS
+        return min(wanted, length // 2) if length else wanted
 
     @property
     def _headers(self) -> dict[str, str]:

@@ -361,7 +361,7 @@ def test_a_stop_text_is_a_letter_that_comes_often(said: str, stop: str) -> None:
 
 @pytest.mark.parametrize("colour", asking.COLOURS)
 def test_a_picture_is_a_png_of_one_colour(colour: str) -> None:
-    body = asking.picture("m", colour)
+    body = asking.picture("m", colour, 64)
     url = body["messages"][0]["content"][0]["image_url"]["url"]
     assert colour_of(url) == colour
 

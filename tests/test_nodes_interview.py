@@ -3,19 +3,28 @@ engine's own server, asked over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nodes.agent.sim.lies import LIES
 from nodes.checks import CHECKS, Claims, Finding, Verdict, verdict_of
-from nodes.engines import ENGINES
+from nodes.engines import ENGINES, Seat, adapter
 from nodes.interview import EngineGone, Interview, Subject
+from nodes.protocol import Launch
+from tests.agent_process import ask, gguf, llama_server
+from tests.services import free_port
 from tests.sim_thread import ABLE, serving
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.one_database
 
+IS_SOAK = "SOAK_STEPS" in os.environ
 ALL = Claims("my-model", tools=True, vision=True, context_length=4096)
 
 
@@ -84,6 +93,12 @@ async def test_of_a_model_that_embeds_nothing_else_is_asked() -> None:
     assert works(found) == found.keys() == {"health", "name", "embeddings"}
 
 
+async def test_in_a_small_context_no_answer_is_asked_for_that_has_no_room() -> None:
+    with serving(*ABLE, "--context-length", "512") as sim:
+        found = await asked(sim.url, replace(ALL, context_length=512))
+    assert works(found) == set(CHECKS), [finding for finding in found.values() if not finding.works]
+
+
 async def test_a_context_that_is_shorter_than_promised_is_told_without_asking() -> None:
     with serving(*ABLE) as sim:
         found = await asked(sim.url, Claims("my-model", context_length=8192), own_length=4096)
@@ -122,3 +137,45 @@ async def test_an_engine_that_is_not_there_is_told_at_once() -> None:
     with serving() as sim:
         pass
     assert await gone(sim.url) == ("is gone: its engine takes no connection any more (health)", set())
+
+
+# --- a real one -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama(pytestconfig: pytest.Config) -> Iterator[str]:
+    """Where a llama-server with a small model and 512 tokens of context listens, started as an agent does."""
+    port, launch = free_port(), Launch("my-model", "x", {"args": ["--threads", "2"]}, context_length=512)
+    model = gguf(pytestconfig.cache.mkdir("gguf"))  # type: ignore[union-attr]
+    seat = Seat([str(llama_server())], "127.0.0.1", port, "test", model_path=str(model))
+    command = adapter.render(ENGINES["llamacpp"], launch, seat)
+    process = subprocess.Popen(
+        command.argv, env={**os.environ, **command.env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: is_healthy(url), "llama-server to have loaded", timeout_s=60)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_healthy(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return ask(f"{url}/health").status == 200
+    return False
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="a model on a processor takes half a minute; make soak asks it")
+@pytest.mark.skipif(llama_server() is None, reason="no llama-server that runs on this processor")
+async def test_a_real_llama_server_keeps_its_word_and_has_no_tools(llama: str) -> None:
+    claims = Claims("my-model", context_length=512)
+    subject = Subject(llama, "test", ENGINES["llamacpp"], claims, own_length=512)
+    interview = Interview(subject, patience_s=60)
+    await interview.hold()
+    wrong = {finding.check: finding.says for finding in interview.findings if not finding.works}
+    assert wrong.keys() == {"tools_required", "vision", "embeddings"}, wrong
+    assert wrong["tools_required"].startswith("whole: it called no tool, and said ")
+    assert wrong["vision"].startswith("it answered with status 500: image input is not supported")
+    assert wrong["embeddings"].startswith("it answered with status 501: This server does not support embedd")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 CHAT_TOKENS, STOP_TOKENS, MAX_TOKENS, PREFIX_OUTPUT_TOKENS = 32, 48, 8, 1
-TOOL_TOKENS = 1024  # a model may think ahead of a call
+LONG_TOKENS, SHORT_TOKENS = 1024, 64  # a model may think ahead of a call; where none is claimed, less will do
 UNIT = "word "
 """What long prompts are made of: as often as the wanted number of tokens takes."""
 UNITS = (8, 136)
@@ -130,22 +130,22 @@ def prefix(model: str, words: str, context_length: int) -> dict[str, Any]:
     return streamed(chat(model, said, PREFIX_OUTPUT_TOKENS))
 
 
-def tool(model: str, choice: str) -> dict[str, Any]:
+def tool(model: str, choice: str, max_tokens: int) -> dict[str, Any]:
     said = "Call weather_in: what will the weather in Paris be in the next 3 days?"
-    return chat(model, said, TOOL_TOKENS, tools=[OTHER_TOOL, TOOL], tool_choice=CHOICES[choice])
+    return chat(model, said, max_tokens, tools=[OTHER_TOOL, TOOL], tool_choice=CHOICES[choice])
 
 
-def schema(model: str) -> dict[str, Any]:
+def schema(model: str, max_tokens: int) -> dict[str, Any]:
     said = "Invent a person: a name, an age and a favourite colour. Answer in JSON."
     named = {"name": "person", "schema": SCHEMA, "strict": True}
-    return chat(model, said, TOOL_TOKENS, response_format={"type": "json_schema", "json_schema": named})
+    return chat(model, said, max_tokens, response_format={"type": "json_schema", "json_schema": named})
 
 
-def picture(model: str, colour: str) -> dict[str, Any]:
+def picture(model: str, colour: str, max_tokens: int) -> dict[str, Any]:
     asked = "Which one colour fills this picture? Answer with one word: red, green, blue or yellow."
     url = f"data:image/png;base64,{base64.b64encode(png(COLOURS[colour], PICTURE_PIXELS)).decode()}"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": asked}]
-    return chat(model, parts, TOOL_TOKENS)
+    return chat(model, parts, max_tokens)
 
 
 def png(colour: tuple[int, int, int], pixels: int) -> bytes:
