@@ -29,6 +29,7 @@ SILENCE_S = 60.0
 """A request that hears nothing for so long has failed."""
 KEPT_S = 4.0
 """Below the 5 s after which engines close an idle connection, so that none is used as it closes."""
+CLOSING_S = 2.0
 SPIN_S = 0.0025
 """A loop's timers are up to milliseconds late, so that the last of a wait is not left to them."""
 TAIL_BYTES = 8_192
@@ -181,7 +182,7 @@ class Generator:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0.01)  # until the sockets that were aborted are closed
+        await self._connections.closed()
 
 
 class _Connections:
@@ -198,6 +199,7 @@ class _Connections:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._lost = asyncio.Event()
 
     def send(self, exchange: _Exchange) -> None:
         exchange.request = self._head + b"%d\r\n\r\n" % len(exchange.body) + exchange.body
@@ -229,19 +231,31 @@ class _Connections:
         except OSError:
             exchange.fail("it refused the connection")
         else:
-            self._all.add(connection)
             connection.ask(exchange)
 
     def put_back(self, connection: _Connection) -> None:
         connection.idle_since_s = time.perf_counter()
         self._idle.append(connection)
 
+    def know(self, connection: _Connection) -> None:
+        self._all.add(connection)
+
     def forget(self, connection: _Connection) -> None:
         self._all.discard(connection)
+        self._lost.set()
 
     def close(self) -> None:
         for connection in list(self._all):
-            connection.abort()
+            connection.leave()
+
+    async def closed(self) -> None:
+        """Once every socket is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_S):
+                while self._all:
+                    self.close()
+                    self._lost.clear()
+                    await self._lost.wait()
 
 
 class _Connection(asyncio.Protocol):
@@ -256,6 +270,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._connections.know(self)
 
     def ask(self, exchange: _Exchange, *, is_kept: bool = False) -> None:
         if exchange.is_over:  # given up while it was connecting
@@ -305,6 +320,12 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         self.is_open = False
         self._transport.abort()
+
+    def leave(self) -> None:
+        """Its request has no outcome."""
+        if self._exchange is not None:
+            self._exchange.is_over = True
+        self.abort()
 
     def _fail(self, problem: str) -> None:
         exchange, self._exchange = self._exchange, None

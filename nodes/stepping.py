@@ -13,7 +13,7 @@ from typing import Any
 from catalog.durations import SECOND
 from catalog.reading import quote
 from nodes.bench.asks import Ask, Lengths, Row, arrivals
-from nodes.bench.figures import Figures, Times, is_lost, told_ms
+from nodes.bench.figures import Figures, Times, is_lost, told_s
 from nodes.bench.options import CONFIRMING, Options
 from nodes.bench.prompts import Prompts
 from nodes.bench.search import Search
@@ -127,7 +127,8 @@ class Run:
         deadline_s = lasting_s + max(DRAIN_S, DRAIN_TIMES * self._took_s)
         while not volley.wait(REPORT_S):
             self._tell(volley)
-            self._end_if_dead(volley)
+            if is_judged:
+                self._end_if_dead(volley)
             now_s, waiting = volley.now_s, volley.waiting_dues_s()
             is_hopeless = is_judged and is_lost(
                 list(volley.outcomes), waiting, now_s, since_s=since_s, planned=planned, promise=self._promise
@@ -136,7 +137,8 @@ class Run:
                 volley.cut()
                 volley.wait(REPORT_S)
                 return [now_s - due_s for due_s in waiting if due_s >= since_s]
-        self._end_if_dead(volley)
+        if is_judged:
+            self._end_if_dead(volley)
         return None
 
     def _tell(self, volley: Volley) -> None:
@@ -185,7 +187,7 @@ class Run:
     def _verdict(self) -> str:
         name, held = quote(self._job.model_name), self._search.held
         said = [
-            f"{kind} p99 within {told_ms(limit_s)}"
+            f"{kind} p99 within {told_s(limit_s)}"
             for kind, limit_s in (("TTFT", self._promise.ttft_s), ("TPOT", self._promise.tpot_s))
             if limit_s
         ]

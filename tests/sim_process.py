@@ -23,14 +23,14 @@ COMMAND = (sys.executable, "-m", "nodes.agent.sim", "--model", "my-model")
 class Sim:
     """A sim engine that serves my-model with 512 tokens of context."""
 
-    def __init__(self, *options: str, log: IO[bytes]) -> None:
+    def __init__(self, *options: str, log: IO[bytes], key: str = KEY) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self.process = subprocess.Popen(
             [*COMMAND, "--port", str(self.port), "--context-length", "512", *options],
             cwd=ROOT,
-            env={"VLLM_API_KEY": KEY, "PYTHONPATH": str(ROOT)},
+            env={"VLLM_API_KEY": key, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,
@@ -87,10 +87,10 @@ class Sim:
 
 
 @contextlib.contextmanager
-def starting_sim(*options: str) -> Iterator[Sim]:
+def starting_sim(*options: str, key: str = KEY) -> Iterator[Sim]:
     """Whether or not it comes up. Nothing of it is left afterwards."""
     with tempfile.TemporaryFile() as log:
-        sim = Sim(*options, log=log)
+        sim = Sim(*options, log=log, key=key)
         try:
             yield sim
         finally:
@@ -98,9 +98,9 @@ def starting_sim(*options: str) -> Iterator[Sim]:
 
 
 @contextlib.contextmanager
-def running_sim(*options: str) -> Iterator[Sim]:
+def running_sim(*options: str, key: str = KEY) -> Iterator[Sim]:
     """One that serves, and that ends well when it is told to."""
-    with starting_sim(*options) as sim:
+    with starting_sim(*options, key=key) as sim:
         sim.wait_until_up()
         yield sim
         sim.process.terminate()

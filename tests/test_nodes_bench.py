@@ -225,7 +225,7 @@ def test_times_count_from_when_a_request_was_due() -> None:
         pytest.param([], "no request was due", id="nothing was asked"),
         pytest.param(
             [outcome(each, ttft_s=3 if each < 2 else 0.1) for each in range(99)],
-            "TTFT p99 3000 ms is above 1000 ms",
+            "TTFT p99 3 s is above 1 s",
             id="two of 99 are late",
         ),
         pytest.param(

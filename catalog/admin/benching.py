@@ -20,8 +20,7 @@ from catalog.pages import VerbAdmin
 from catalog.pieces import badge, said, sentence, table
 from catalog.reading import CatalogError
 from nodes.agents import ask_paths
-from nodes.bench.asks import DISTRIBUTIONS
-from nodes.bench.options import GATEWAY, Options
+from nodes.bench import DISTRIBUTIONS, GATEWAY, Options
 from nodes.benching import apply_weights, ask_bench, proposed, replica_named
 from nodes.measured import HEADINGS, STEP_HEADINGS, curves_of, ready_ranks, run_line, runs_of, step_line
 from nodes.models import Job

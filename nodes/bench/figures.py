@@ -185,7 +185,7 @@ class Figures:
             ("TPOT", self.tpot, promise.tpot_s),
         ):
             if limit_s and times.p99_s is not None and times.p99_s > limit_s:
-                return f"{name} p99 {told_ms(times.p99_s)} is above {told_ms(limit_s)}"
+                return f"{name} p99 {told_s(times.p99_s)} is above {told_s(limit_s)}"
         if self.is_cut:
             return "too many were not answered in time"
         if self.is_falling_behind:
@@ -210,8 +210,10 @@ class Figures:
         }
 
 
-def told_ms(seconds: float) -> str:
-    return f"{seconds * 1_000:.4g} ms" if math.isfinite(seconds) else "without end"
+def told_s(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "without end"
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1_000:.4g} ms"
 
 
 def is_lost(
