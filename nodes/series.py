@@ -201,7 +201,7 @@ def _of_traffic(model: str, span: Span, begins_at: datetime) -> tuple[Plot, ...]
     parts: list[list[Tally]] = [[] for _ in range(span.count)]
     for at, tally in usage.traffic(model, kept_s, begins_at, begins_at + step * span.count):
         parts[(at - begins_at) // step].append(tally)
-    tallies = [total(part) for part in parts]
+    tallies = [part[0] if len(part) == 1 else total(part) for part in parts]
 
     def rate(name: str) -> list[Value]:
         return [_parted(getattr(tally, name), span.step_s) for tally in tallies]

@@ -75,13 +75,24 @@ def _took(client: Client, path: str, rounds: int) -> dict[str, Any]:
 
 
 def remember(now: datetime, days: int = DAYS) -> None:
-    """Samples of every node and model, and the traffic of every model, for so many days."""
-    subjects = [(CLUSTER, "")]
-    subjects += [(NODE, name) for name in Node.objects.values_list("name", flat=True)]
-    models = list(Model.objects.values_list("name", flat=True))
-    subjects += [(MODEL, name) for name in models]
-    _create(Sample, _samples(subjects, now, days))
-    _create(Traffic, _traffic(["", *models], now, days))
+    """Samples of every node and model, and the traffic of every model, for so many days. One subject's rows
+    are made here, and copied to the others where they are."""
+    _create(Sample, _samples(now, days))
+    _create(Traffic, _traffic(now, days))
+    with connection.cursor() as cursor:
+        for kind, table in ((NODE, "nodes_node"), (MODEL, "catalog_model")):
+            cursor.execute(
+                "INSERT INTO nodes_sample (kind, subject, step_s, begins_at, lines, is_rolled) "
+                "SELECT %s, named.name, step_s, begins_at, lines, is_rolled "
+                f"FROM nodes_sample CROSS JOIN {table} named WHERE kind = %s",
+                [kind, CLUSTER],
+            )
+        columns = "step_s, begins_at, requests, errors, prompt_tokens, cached_tokens, completion_tokens"
+        cursor.execute(
+            f'INSERT INTO nodes_traffic (model, "left", codes, times, {columns}) '
+            f'SELECT named.name, "left", codes, times, {columns} '
+            "FROM nodes_traffic CROSS JOIN catalog_model named WHERE model = ''"
+        )
 
 
 def _create(table: Any, rows: Iterator[Any]) -> None:
@@ -89,7 +100,7 @@ def _create(table: Any, rows: Iterator[Any]) -> None:
         table.objects.bulk_create(batch)
 
 
-def _samples(subjects: list[tuple[str, str]], now: datetime, days: int) -> Iterator[Sample]:
+def _samples(now: datetime, days: int) -> Iterator[Sample]:
     for step_s, row_s, count in ((MINUTE_S, HOUR_S, min(49, 24 * days)), (HOUR_S, DAY_S, days + 1)):
         places = row_s // step_s
         for back in range(count):
@@ -98,24 +109,15 @@ def _samples(subjects: list[tuple[str, str]], now: datetime, days: int) -> Itera
             lines: dict[str, Packed] = {name: pack([value] * there) for name, value in _STEADY.items()}
             for place, name in enumerate(_MOVING):
                 lines[name] = pack(round(8 + 6 * math.sin(back + at / 9 + place)) for at in range(there))
-            for kind, subject in subjects:
-                yield Sample(
-                    kind=kind,
-                    subject=subject,
-                    step_s=step_s,
-                    begins_at=begins_at,
-                    lines=lines,
-                    is_rolled=step_s == MINUTE_S and back > 0,
-                )
+            is_rolled = step_s == MINUTE_S and back > 0
+            yield Sample(kind=CLUSTER, step_s=step_s, begins_at=begins_at, lines=lines, is_rolled=is_rolled)
 
 
-def _traffic(models: list[str], now: datetime, days: int) -> Iterator[Traffic]:
+def _traffic(now: datetime, days: int) -> Iterator[Traffic]:
     for step_s, keep in KEEP_TRAFFIC.items():
         for back in range(int(min(keep, timedelta(days=days)).total_seconds()) // step_s):
             begins_at = floor(now, step_s) - timedelta(seconds=step_s * back)
-            told = _tally(back, step_s).as_dict()
-            for model in models:
-                yield Traffic(step_s=step_s, begins_at=begins_at, model=model, **told)
+            yield Traffic(step_s=step_s, begins_at=begins_at, **_tally(back, step_s).as_dict())
 
 
 def _tally(back: int, step_s: int) -> Tally:
