@@ -64,9 +64,11 @@ def floor(moment: datetime, step_s: int) -> datetime:
 def mean(values: Iterable[Value]) -> Value:
     """Of those that are known."""
     known = [value for value in values if value is not None]
-    if not known:
-        return None
-    found = round(sum(known) / len(known), 2)
+    return _brief(sum(known) / len(known)) if known else None
+
+
+def _brief(value: float) -> int | float:
+    found = round(value, 2)
     return int(found) if found == int(found) else found
 
 
@@ -107,6 +109,14 @@ def unpack(packed: Packed) -> list[Value]:
     for value, times in zip(packed[::2], packed[1::2], strict=True):
         values += [value] * int(times or 0)
     return values
+
+
+def mean_of(packed: Packed) -> Value:
+    """Of the values that are known, as `mean`."""
+    pairs = zip(packed[::2], packed[1::2], strict=True)
+    known = [(value * (times or 0), times or 0) for value, times in pairs if value is not None]
+    count = sum(times for _, times in known)
+    return _brief(sum(value for value, _ in known) / count) if count else None
 
 
 def _append(packed: Packed, value: Value, times: int) -> None:

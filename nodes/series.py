@@ -27,7 +27,7 @@ from nodes.sampling import (
     begin,
     fold,
 )
-from nodes.tallies import Tally, total
+from nodes.tallies import Tally
 
 USUAL_SPAN = "1h"
 KEPT_BACK = "What requests came to is shown to whoever may see what all keys used."
@@ -197,11 +197,9 @@ def _sampled(
 
 def _of_traffic(model: str, span: Span, begins_at: datetime) -> tuple[Plot, ...]:
     step = timedelta(seconds=span.step_s)
-    kept_s = min(span.step_s, usage.HOUR_S)
-    parts: list[list[Tally]] = [[] for _ in range(span.count)]
-    for at, tally in usage.traffic(model, kept_s, begins_at, begins_at + step * span.count):
-        parts[(at - begins_at) // step].append(tally)
-    tallies = [part[0] if len(part) == 1 else total(part) for part in parts]
+    tallies = [Tally() for _ in range(span.count)]
+    for at, tally in usage.traffic(model, span.step_s, begins_at, begins_at + step * span.count):
+        tallies[(at - begins_at) // step] = tally
 
     def rate(name: str) -> list[Value]:
         return [_parted(getattr(tally, name), span.step_s) for tally in tallies]

@@ -5,8 +5,8 @@ roll-up can fail half-way; minutes go after two days, hours after ninety. What e
 its own that only grows, which is what a counter of Prometheus must do.
 
 Plots are of models, whatever the keys, and would have to add up all keys' minutes: for them, each model's
-traffic and that of all of them is written as well, by minute, ten minutes and hour. It is kept as long as a
-plot shows it: about 1,200 rows a model that is never idle, half a kilobyte each.
+traffic and that of all of them is written as well, in the steps of the plots, and kept as long as they show
+it: about 520 rows a model that is never idle, a kilobyte each.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ KEEP_HOURS = timedelta(days=90)
 BITE = 5_000
 """Rows that are removed at once."""
 
-MINUTE_S, TEN_MINUTES_S, HOUR_S = 60, 600, 3600
+MINUTE_S, HOUR_S = 60, 3600
 KEEP_TRAFFIC = {
     MINUTE_S: timedelta(hours=2),
-    TEN_MINUTES_S: timedelta(hours=26),
-    HOUR_S: timedelta(days=31),
+    10 * MINUTE_S: timedelta(hours=26),
+    3 * HOUR_S: timedelta(days=31),
 }
+PLOTTED_TIMES = ("ttft", "tpot", "queue", "hold")
 _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = (*SUMS, "codes", "times")
+_TRAFFIC_COLUMNS = (*SUMS, "times")
 _PLACE = ("span", "begins_at", "key", "model", "endpoint", "outcome")
 _TRAFFIC_PLACE = ("step_s", "begins_at", "model")
 
@@ -56,8 +58,8 @@ def add_lot(gateway: uuid.UUID, number: int, at_s: float, lot: Mapping[Place, Ta
         if Gateway.objects.filter(pk=gateway, lots__lt=number).update(lots=number):
             rows = _rows(at_s, lot)
             names = dict(Key.objects.filter(pk__in={key for _, _, key, *_ in rows}).values_list("pk", "name"))
-            _add(Usage, _PLACE, rows, lambda place: {"key_name": names.get(place["key"], "")})
-            _add(Traffic, _TRAFFIC_PLACE, _traffic(at_s, lot), lambda place: {})
+            _add(Usage, _PLACE, _COLUMNS, rows, lambda place: {"key_name": names.get(place["key"], "")})
+            _add(Traffic, _TRAFFIC_PLACE, _TRAFFIC_COLUMNS, _traffic(at_s, lot), lambda place: {})
 
 
 def _rows(at_s: float, lot: Mapping[Place, Tally]) -> dict[tuple[str, datetime, str, str, str, str], Tally]:
@@ -78,6 +80,8 @@ def _traffic(at_s: float, lot: Mapping[Place, Tally]) -> dict[tuple[int, datetim
     for (_, model, _, _), tally in lot.items():
         for name in {model, ""}:
             by_model.setdefault(name, Tally()).add(tally)
+    for tally in by_model.values():
+        tally.times = {time: lasted for time, lasted in tally.times.items() if time in PLOTTED_TIMES}
     return {
         (step_s, _begin(at_s, step_s), model): tally
         for step_s in KEEP_TRAFFIC
@@ -91,6 +95,7 @@ def _begin(at_s: float, step_s: int) -> datetime:
 
 def _add(
     table: type[Model],
+    place: tuple[str, ...],
     columns: tuple[str, ...],
     rows: Mapping[Any, Tally],
     beside: Callable[[Mapping[str, Any]], dict[str, Any]],
@@ -98,20 +103,25 @@ def _add(
     """Rows are made first, then locked, always in the same order: of gateways that add at once, none waits
     for one that waits for it."""
     manager: Any = table._default_manager
-    places = [dict(zip(columns, place, strict=True)) for place in sorted(rows)]
-    manager.bulk_create([table(**place, **beside(place)) for place in places], ignore_conflicts=True)
-    told = [name for name in columns if name not in ("endpoint", "outcome")]
-    there = manager.filter(**{f"{name}__in": {place[name] for place in places} for name in told})
+    places = [dict(zip(place, each, strict=True)) for each in sorted(rows)]
+    manager.bulk_create([table(**each, **beside(each)) for each in places], ignore_conflicts=True)
+    told = [name for name in place if name not in ("endpoint", "outcome")]
+    there = manager.filter(**{f"{name}__in": {each[name] for each in places} for name in told})
     written = []
     for row in there.order_by("pk").select_for_update():
-        added = rows.get(tuple(getattr(row, name) for name in columns))
+        added = rows.get(tuple(getattr(row, name) for name in place))
         if added is not None:
-            found = Tally.of({name: getattr(row, name) for name in _COLUMNS})
+            found = _tally({name: getattr(row, name) for name in columns})
             found.add(added)
-            for name, value in found.as_dict().items():
-                setattr(row, name, value)
+            values = found.as_dict()
+            for name in columns:
+                setattr(row, name, values[name])
             written.append(row)
-    manager.bulk_create(written, update_conflicts=True, unique_fields=columns, update_fields=_COLUMNS)
+    manager.bulk_create(written, update_conflicts=True, unique_fields=place, update_fields=columns)
+
+
+def _tally(row: Mapping[str, Any]) -> Tally:
+    return Tally.of({"codes": {}, **row})
 
 
 # --- told -----------------------------------------------------------------------------------------
@@ -160,8 +170,8 @@ def traffic(model: str, step_s: int, since: datetime, until: datetime) -> list[t
     which there were some."""
     rows = Traffic.objects.filter(
         step_s=step_s, begins_at__gte=since, begins_at__lt=until, model=model
-    ).values("begins_at", *_COLUMNS)
-    return [(row["begins_at"], Tally.of(row)) for row in rows]
+    ).values("begins_at", *_TRAFFIC_COLUMNS)
+    return [(row["begins_at"], _tally(row)) for row in rows]
 
 
 def ever() -> list[tuple[str, str, str, Tally]]:

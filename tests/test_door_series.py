@@ -309,6 +309,5 @@ def test_pages_take_as_many_queries_for_a_dozen_nodes_as_for_four() -> None:
             transaction.set_rollback(True)
     few, many = found
     assert few["samples"] < many["samples"]
-    assert {path: took["queries"] for path, took in few["pages"].items()} == {
-        path: took["queries"] for path, took in many["pages"].items()
-    }
+    queries = [[took["queries"] for took in each["pages"].values()] for each in found]
+    assert queries[0] == queries[1]

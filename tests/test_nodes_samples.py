@@ -19,7 +19,21 @@ from nodes import samples, usage
 from nodes.models import Sample, Traffic
 from nodes.placement import Freshness
 from nodes.protocol import GpuReport
-from nodes.sampling import DAY_S, HOUR_S, MINUTE_S, SPANS, begin, floor, fold, mean, pack, put, sample, unpack
+from nodes.sampling import (
+    DAY_S,
+    HOUR_S,
+    MINUTE_S,
+    SPANS,
+    begin,
+    floor,
+    fold,
+    mean,
+    mean_of,
+    pack,
+    put,
+    sample,
+    unpack,
+)
 from nodes.tallies import Tally
 from tests.fake_agent import FakeAgent
 from tests.passes import add_model, one_pass
@@ -64,6 +78,11 @@ def test_the_order_of_writers_does_not_matter(values: dict[int, int], dice: Any)
     places = list(values)
     dice.shuffle(places)
     assert written(places) == written(sorted(values))
+
+
+@given(VALUES)
+def test_the_mean_of_a_line_is_that_of_its_values(values: list[Any]) -> None:
+    assert mean_of(pack(values)) == mean(values)
 
 
 def test_what_does_not_change_takes_no_room() -> None:
@@ -232,6 +251,18 @@ def test_hours_that_nobody_rolled_are_rolled_one_after_another() -> None:
 
 
 @pytest.mark.django_db
+def test_an_hour_of_many_is_rolled_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "BITE", 3)
+    samples.keep(NOON, {("node", f"n-{each}"): {"gpus": each} for each in range(8)})
+    rolled = []
+    for minute in range(4):
+        kept("late", 1, at=NOON + timedelta(hours=1, minutes=minute))
+        rolled.append(Sample.objects.filter(step_s=HOUR_S).count())
+    assert rolled == [3, 6, 8, 8]
+    assert samples.lines(("node", "n-7"), HOUR_S, NOON, 1) == {"gpus": [7]}
+
+
+@pytest.mark.django_db
 def test_a_minute_takes_as_many_queries_for_a_hundred_subjects_as_for_two() -> None:
     counts = []
     for number in (2, 100):
@@ -324,9 +355,9 @@ def test_traffic_is_of_a_model_whatever_the_keys_and_of_all_of_them() -> None:
         ]
 
     assert told("tiny", 60) == [(0, 4), (60, 10)]
-    assert told("tiny", 600) == told("tiny", 3600) == [(0, 14)]
-    assert told("huge", 3600) == [(0, 6)]
-    assert told("", 3600) == [(0, 4 + 6 + 2 + 10)]
+    assert told("tiny", 600) == told("tiny", 10_800) == [(0, 14)]
+    assert told("huge", 600) == [(0, 6)]
+    assert told("", 600) == [(0, 4 + 6 + 2 + 10)]
 
 
 @pytest.mark.django_db
@@ -342,7 +373,10 @@ def test_traffic_is_kept_as_long_as_a_plot_shows_it() -> None:
     while usage.forget_traffic():
         pass
     for name, span in SPANS.items():
-        kept_s = min(span.step_s, usage.HOUR_S)
-        assert Traffic.objects.filter(model=name, step_s=kept_s).exists()
+        assert Traffic.objects.filter(model=name, step_s=span.step_s).exists()
     assert not Traffic.objects.filter(model="old").exists()
     assert not Traffic.objects.filter(model="30d", step_s__lt=usage.HOUR_S).exists()
+
+
+def test_the_steps_of_traffic_are_those_of_the_spans() -> None:
+    assert set(usage.KEEP_TRAFFIC) == {span.step_s for span in SPANS.values()}

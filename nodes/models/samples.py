@@ -39,8 +39,9 @@ class Sample(models.Model):
 
 
 class Traffic(models.Model):
-    """What all requests to one model came to in a minute, ten minutes or an hour, whatever their keys; under
-    no name, what all did. Written by the gateways along with Usage; columns as in `tallies.Tally`."""
+    """What all requests to one model came to in one step of a plot, whatever their keys; under no name, what
+    all did. Written by the gateways along with Usage; columns as in `tallies.Tally`, and
+    what no plot shows is left out."""
 
     step_s = models.PositiveIntegerField()
     begins_at = models.DateTimeField()
@@ -52,7 +53,6 @@ class Traffic(models.Model):
     prompt_tokens = models.BigIntegerField(default=0)
     cached_tokens = models.BigIntegerField(default=0)
     completion_tokens = models.BigIntegerField(default=0)
-    codes = models.JSONField(default=dict)
     times = models.JSONField(default=dict)
 
     class Meta:

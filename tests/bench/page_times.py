@@ -89,8 +89,8 @@ def remember(now: datetime, days: int = DAYS) -> None:
             )
         columns = "step_s, begins_at, requests, errors, prompt_tokens, cached_tokens, completion_tokens"
         cursor.execute(
-            f'INSERT INTO nodes_traffic (model, "left", codes, times, {columns}) '
-            f'SELECT named.name, "left", codes, times, {columns} '
+            f'INSERT INTO nodes_traffic (model, "left", times, {columns}) '
+            f'SELECT named.name, "left", times, {columns} '
             "FROM nodes_traffic CROSS JOIN catalog_model named WHERE model = ''"
         )
 
@@ -117,7 +117,9 @@ def _traffic(now: datetime, days: int) -> Iterator[Traffic]:
     for step_s, keep in KEEP_TRAFFIC.items():
         for back in range(int(min(keep, timedelta(days=days)).total_seconds()) // step_s):
             begins_at = floor(now, step_s) - timedelta(seconds=step_s * back)
-            yield Traffic(step_s=step_s, begins_at=begins_at, **_tally(back, step_s).as_dict())
+            told = _tally(back, step_s).as_dict()
+            del told["codes"]
+            yield Traffic(step_s=step_s, begins_at=begins_at, **told)
 
 
 def _tally(back: int, step_s: int) -> Tally:
@@ -131,5 +133,4 @@ def _tally(back: int, step_s: int) -> Tally:
         tally.observe("ttft", 0.08 * (1 + busy) * (1 + each / 10))
         tally.observe("tpot", 0.011 * (1 + each / 30))
         tally.observe("queue", 0.002 * (1 + each * busy))
-        tally.observe("duration", 2.0 + each / 8)
     return tally
