@@ -54,6 +54,10 @@ function followChildren(old, now) {
         const key = keyOf(child);
         if (key !== null && !known.has(key)) known.set(key, child);
     }
+    const kept = new Set([...now.childNodes].map(keyOf));
+    for (const [key, child] of known) {
+        if (!kept.has(key)) child.remove();
+    }
     let next = old.firstChild;
     for (const wanted of [...now.childNodes]) {
         const key = keyOf(wanted);
@@ -156,6 +160,7 @@ async function look() {
 
 function show(now) {
     const selection = getSelection();
+    const focused = document.activeElement;
     for (const part of parts()) {
         const wanted = now.querySelector(`[data-live="${CSS.escape(nameOf(part))}"]`);
         // Text that is being selected would lose its mark.
@@ -168,6 +173,8 @@ function show(now) {
             part.dispatchEvent(new CustomEvent("live", { bubbles: true }));
         }
     }
+    // What is moved among its siblings loses it.
+    if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
     speak();
 }
 
