@@ -31,6 +31,8 @@ PIECE_BYTES = 256 * 1024
 AHEAD_BYTES = 128 * 1024
 """What is read ahead of a slow client, and of one more piece of the kernel's."""
 HEADERS = 100
+REMEMBERED_BYTES = 256
+"""Of a header whose meaning is kept for the next that is like it."""
 OVERHEAD_BYTES, CHUNK_OVERHEAD_BYTES = 64 * 1024, 64
 """Of an answer, what is no body: between two pieces of it, and what each may bring along."""
 UNPACKED_BYTES = 16 * 1024 * 1024
@@ -315,7 +317,7 @@ class Connection(asyncio.Protocol):
                 raise _Unfit
             self._unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # which of them, it sees itself
         reply.status = status
-        reply.content_type = _media_type(told.get(b"content-type", b""))
+        reply.content_type = _media_type(told.get(b"content-type", b"")[:REMEMBERED_BYTES])
         reply.ends_with_connection = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
 
     def on_body(self, body: bytes) -> None:
@@ -350,7 +352,7 @@ class Connection(asyncio.Protocol):
     def keep_alive_s(self) -> float:
         """How long it may lie idle: well below what the engine told, if it did."""
         told = self._told.get(b"keep-alive")
-        return KEEP_ALIVE_S if told is None else _idle_s(told)
+        return KEEP_ALIVE_S if told is None else _idle_s(told[:REMEMBERED_BYTES])
 
 
 def notice_death(connected: socket.socket) -> None:
