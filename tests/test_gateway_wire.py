@@ -81,6 +81,51 @@ def _is_served(play: Play) -> bool:
         return _read(connection)[0] == 200
 
 
+# --- the two ways of an answer ------------------------------------------------------------------------------
+
+_CHANGING = {"x-request-id", "x-llmgw-overhead-ms", "x-llmgw-route", "date"}
+_CHUNK_SIZE = re.compile(rb"(?:^|\r\n)[0-9a-f]+\r\n")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": True}, {"model": "nobody's"}], ids=["plain", "a stream", "a refusal"]
+)
+def test_an_answer_is_the_same_whichever_way_it_takes(play: Play, fields: dict[str, Any]) -> None:
+    """A path with something behind it is out of the ordinary, and so is answered as uvicorn would."""
+    told = []
+    for path in (b"/v1/chat/completions", b"/v1/chat/completions?a=b"):
+        with play.web.connection() as connection:
+            request = play.request(_chat(**fields)).replace(b"/v1/chat/completions", path)
+            connection.sendall(request)
+            data = b""
+            while not data.endswith((b"0\r\n\r\n", b"}")):
+                data += connection.recv(1 << 16)
+            head, _, body = data.partition(b"\r\n\r\n")
+            lines = head.decode().split("\r\n")
+            told.append((lines[0], sorted(lines[1:]), _CHUNK_SIZE.sub(b"", body)))
+    (first, ordinary, body), (other_first, other, other_body) = told
+    names = [[line.partition(":")[0] for line in lines] for lines in (ordinary, other)]
+    assert names[0] == names[1]
+    same = [
+        [line for line in lines if line.partition(":")[0] not in _CHANGING] for lines in (ordinary, other)
+    ]
+    assert (first, same[0], body) == (other_first, same[1], other_body)
+
+
+@pytest.mark.parametrize("line", [b"Connection: close", b"Connection: keep-alive"])
+def test_a_connection_ends_where_the_client_says_so(play: Play, line: bytes) -> None:
+    body = _chat()
+    with play.web.connection() as connection:
+        connection.sendall(play.request(body, b"Content-Length: %d" % len(body), line))
+        status, headers, _ = _read(connection)
+        assert (status, headers.get("connection")) == (200, "close" if line.endswith(b"close") else None)
+        if line.endswith(b"close"):
+            assert connection.recv(1) == b""
+        else:
+            connection.sendall(play.request(body))
+            assert _read(connection)[0] == 200
+
+
 # --- headers ------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +244,32 @@ def hasty() -> Iterator[tuple[str, int]]:
 
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_connection_that_rests_is_closed_and_one_in_use_is_not() -> None:
+    config = uvicorn.Config(
+        _hello,
+        port=0,
+        loop="uvloop",
+        http=BoundedProtocol,
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, "the server to start")
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10) as connection:
+        begun_s = monotonic()
+        while monotonic() < begun_s + 1.3:
+            connection.sendall(WHOLE)
+            assert _read(connection)[0] == 200
+        rests_since_s = monotonic()
+        assert connection.recv(1) == b""
+        assert 0.9 < monotonic() - rests_since_s < 5
+    server.should_exit = True
+    thread.join(10)
 
 
 @pytest.mark.parametrize(
