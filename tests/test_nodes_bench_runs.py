@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -34,8 +36,10 @@ from nodes.generator import Aim, Generator
 from nodes.jobs import Progress
 from nodes.measured import curves_of, run_as_dict, runs_of
 from nodes.models import Job, Rank, Replica
+from tests.agent_process import ROOT
 from tests.cast import a_model, a_node, a_replica, alice, viola
 from tests.rest_client import Api
+from tests.services import free_port
 from tests.sim_process import Sim, running_sim, starting_sim
 from tests.waiting import wait_until
 
@@ -564,3 +568,25 @@ def test_a_bench_finds_what_an_engine_can_do() -> None:
             assert other is not None
             print(f"{name} {level}: {one * 1_000:.2f} ms, and {other * 1_000:.2f} ms by the other")
             assert one == pytest.approx(other, rel=within), (name, level)
+
+
+@pytest.mark.soak
+def test_the_generator_adds_less_than_a_millisecond() -> None:
+    """To the time to the first token, at 200 requests a second: the engine here answers at once."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.bench.stub_engine", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as engine:
+        try:
+            assert engine.stdout is not None
+            engine.stdout.readline()
+            asks = arrivals(200, 10.0, Lengths(), Random(1).random)
+            with Generator(Aim(f"http://127.0.0.1:{port}", "key")) as generator:
+                volley = generator.begin(asks, Prompts("bench", "e", 0.0).body)
+                assert volley.wait(60)
+        finally:
+            engine.kill()
+    found = Figures.of(200, volley.outcomes, since_s=2, until_s=10)
+    assert (found.failed, found.requests) == (0, sum(ask.due_s >= 2 for ask in asks))
+    assert found.ttft.p50_s is not None
+    print(f"\nTTFT p50 of an engine that answers at once: {found.ttft.p50_s * 1_000:.2f} ms")
+    assert found.ttft.p50_s < 0.001
