@@ -19,7 +19,8 @@ from catalog.models import Key
 from catalog.reading import quote
 from catalog.showing import KEY_STATES
 from nodes import lease, notices, retry
-from nodes.models import Job, Node, Replica, Roll, Unplaced
+from nodes.checks import Verdict
+from nodes.models import EngineCheck, Node, Replica, Roll, Unplaced
 from nodes.overview.models import count_models
 from nodes.placement import Freshness
 from nodes.protocol import CAPACITY, CONFIGURATION, DISK
@@ -136,14 +137,17 @@ def _expiring_keys() -> Iterator[Found]:
 
 
 def _failed_checks() -> Iterator[Found]:
-    """Of each model, its last engine check alone."""
-    told: set[str] = set()
-    ended = Job.objects.filter(kind=Job.Kind.ENGINE_CHECK, ended_at__isnull=False, model__isnull=False)
-    for job in ended.order_by("-ended_at").values("model__name", "state", "problem"):
-        name = job["model__name"]
-        if name not in told and job["state"] == Job.State.FAILED:
-            yield Found(name, f"The engine check of {name} failed: {job['problem']}")
-        told.add(name)
+    """Of profiles as they are now: what was found of one that has changed since is no trouble any more."""
+    standing = EngineCheck.objects.filter(model__profiles__fingerprint=F("fingerprint"))
+    for check in standing.select_related("model"):
+        failed = [each["check"] for each in check.findings if each.get("verdict") == Verdict.FAILED]
+        if failed:
+            of, engine = f"{check.model.name}/{check.profile_name}", f"{check.engine} {check.engine_version}"
+            yield Found(
+                of,
+                f"The engine check of {of} on {engine.strip()} found what is claimed and does not work: "
+                f"{', '.join(failed)}; the model's page tells more.",
+            )
 
 
 def _paused() -> Iterator[Found]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
@@ -21,7 +22,18 @@ from catalog.models import Event, Key
 from catalog.reading import CatalogError
 from nodes import lease, notices, noticing, tasks
 from nodes.actions import pause, resume
-from nodes.models import Cluster, Delivery, Job, Lease, Node, Replica, Roll, Trouble, Unplaced, Webhook
+from nodes.models import (
+    Cluster,
+    Delivery,
+    EngineCheck,
+    Lease,
+    Node,
+    Replica,
+    Roll,
+    Trouble,
+    Unplaced,
+    Webhook,
+)
 from nodes.notices import KINDS, fault_of_address, fault_of_host, fault_of_url
 from nodes.troubles import Found
 from nodes.webhooks import (
@@ -171,17 +183,13 @@ def an_old_key() -> str:
 
 def a_failed_check() -> str:
     model = a_model()
-    for state, hour in (("done", 1), ("failed", 2)):
-        Job.objects.create(
-            kind=Job.Kind.ENGINE_CHECK,
-            model=model,
-            model_name="tiny",
-            by="alice",
-            state=state,
-            problem="it claims tools, and calls none" if state == "failed" else "",
-            ended_at=Now() - timedelta(hours=3 - hour),
-        )
-    return "tiny"
+    told = {"model": model, "profile_name": "default", "engine": "sim", "replica": uuid4(), "job": uuid4()}
+    works, fails = ({"check": "stop", "verdict": each} for each in ("verified", "claimed, failed"))
+    EngineCheck.objects.create(fingerprint="0" * 16, findings=[fails], **told)  # of what it was before
+    EngineCheck.objects.create(
+        fingerprint=model.profiles.get().fingerprint, findings=[works, fails | {"check": "chat"}], **told
+    )
+    return "tiny/default"
 
 
 def a_pause() -> str:
