@@ -357,9 +357,9 @@ def test_models_prints_a_table() -> None:
     Unplaced.objects.create(model=model, missing=1, why="0 of 1 node: 1 lacks 2 free sim")
     a_model("off", scaling={}, limits={"concurrency": 4})
     assert manage("models").splitlines() == [
-        "MODEL  SCALING               READY   STALE  SOURCE  LIMITS",
-        "tiny   kept running: 1 to 2  1 of 2  1      found   -",
-        "off    off                   0 of 0  -      found   4 at once",
+        "MODEL  SCALING               READY   STALE  SOURCE  LIMITS     ENGINE CHECK",
+        "tiny   kept running: 1 to 2  1 of 2  1      found   -          never checked",
+        "off    off                   0 of 0  -      found   4 at once  never checked",
         "tiny is 1 short: 0 of 1 node: 1 lacks 2 free sim",
     ]
 

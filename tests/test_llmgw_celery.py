@@ -21,7 +21,9 @@ from django.db import connection
 from kombu import Connection, Queue
 
 from llmgw.celery import FileTransport, SteadyScheduler
-from nodes.models import Lease
+from nodes import jobs
+from nodes.models import Job, Lease
+from tests.cast import a_model
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -75,6 +77,28 @@ def test_beat_ticks_and_a_worker_runs_the_passes(worker: subprocess.Popen[bytes]
     passes = Passes()
     wait_until(lambda: passes.look() >= 4, "more than one pass", timeout_s=30)
     assert psutil.Process(worker.pid).children() == [], "what is beside it could be killed, or left, alone"
+    worker.terminate()
+    assert worker.wait(10) == 0
+
+
+@pytest.mark.parametrize("worker", ["files"], indirect=True)
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_takes_jobs_from_a_queue_of_their_own(
+    worker: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    job = jobs.ask(Job.Kind.ENGINE_CHECK, a_model(), by="alice", door="command")
+    elsewhere = Celery(broker="filesystem://localhost/")
+    elsewhere.conf.update(
+        broker_transport="llmgw.celery:FileTransport",
+        broker_transport_options={"folder": str(tmp_path / "broker")},
+    )
+    with elsewhere.connection() as broker:
+        elsewhere.send_task("nodes.tasks.run_job", [str(job.pk)], queue="jobs", connection=broker)
+    wait_until(
+        lambda: Job.objects.filter(pk=job.pk, state="failed").first(), "the job to be over", timeout_s=40
+    )
+    job.refresh_from_db()
+    assert job.problem.startswith('Model "tiny" has no replica that is ready')
     worker.terminate()
     assert worker.wait(10) == 0
 
