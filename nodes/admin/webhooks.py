@@ -28,6 +28,7 @@ _DELIVERY_LOOKS: dict[str, str] = {
     Delivery.State.GIVEN_UP: "bad",
 }
 DELIVERY_HEADINGS = ("made", "notice", "about", "delivery", "tries", "next try", "answer")
+DELIVERY_LOOKS = ("brief", "brief", "", "brief", "brief", "brief", "")
 
 
 class WebhookForm(forms.ModelForm):
@@ -123,7 +124,7 @@ class WebhookAdmin(VerbAdmin):
     @admin.display(description="last notices")
     def last(self, webhook: Webhook) -> SafeString | str:
         rows = [_line(delivery) for delivery in webhooks.deliveries_of(webhook)]
-        return table(DELIVERY_HEADINGS, rows) if rows else "none yet; Test sends one"
+        return table(DELIVERY_HEADINGS, rows, DELIVERY_LOOKS) if rows else "none yet; Test sends one"
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
