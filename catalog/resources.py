@@ -47,7 +47,14 @@ class Resource(GenericViewSet[Any]):
             self.kwargs[self._address] = name
         super().initial(request, *args, **kwargs)
         of_list = self.listing.parameters if self.action == "list" else ()
-        check_parameters(request, self.parameters.get(str(self.action), of_list))
+        check_parameters(request, self.parameters.get(self._asked_for, of_list))
+
+    @property
+    def _asked_for(self) -> str:
+        """What is done; of what may lie beneath a row, which only the view can tell from a row, its word."""
+        _, slash, word = str(self.kwargs.get(self._address, "")).rpartition("/")
+        is_beneath = self.action == "retrieve" and slash and word in self.parameters
+        return word if is_beneath else str(self.action)
 
     @property
     def _address(self) -> str:

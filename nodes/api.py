@@ -160,7 +160,7 @@ class NodeViewSet(Resource):
     lookup_field = "name"
     lookup_value_regex = "[^\\x00]+?"  # names may have slashes
     posted = ("cordon", "uncordon", "drain")
-    parameters = {**Resource.parameters, "retrieve": ("span",)}  # of its series
+    parameters = {**Resource.parameters, "series": ("span",)}
     beneath: ClassVar[Mapping[str, str]] = {"series": "series"}
     needs: ClassVar[Mapping[str, str]] = {
         "list": "nodes.view_node",

@@ -363,12 +363,12 @@ def test_traffic_is_of_a_model_whatever_the_keys_and_of_all_of_them() -> None:
 @pytest.mark.django_db
 def test_traffic_is_kept_as_long_as_a_plot_shows_it() -> None:
     now = database_now()
-    for span, age in (
+    for model, age in (
         ("1h", timedelta(minutes=61)),
         ("24h", timedelta(hours=24)),
         ("30d", timedelta(days=30)),
     ):
-        added(now - age, **{span: 1})
+        added(now - age, **{model: 1})
     added(now - timedelta(days=32), old=1)
     while usage.forget_traffic():
         pass

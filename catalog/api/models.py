@@ -59,7 +59,7 @@ class ModelViewSet(Resource):
         "update": ("dry_run",),
         "partial_update": ("dry_run",),
         "destroy": ("dry_run", "why"),
-        "retrieve": ("span",),  # of its series
+        "series": ("span",),
     }
     beneath: ClassVar[Mapping[str, str]] = {"profile": "profiles/{profile}", "why": "why", "series": "series"}
     needs: ClassVar[Mapping[str, str]] = {
