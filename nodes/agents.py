@@ -124,8 +124,11 @@ def read_metrics(node: Node) -> str:
 
 
 def last_report(node: Node) -> StateReport | None:
-    """What the node last said of itself, without its ranks."""
-    return report_from(node.report)
+    """What the node last said of itself, without its ranks; read once for all that is told of a row."""
+    if node.__dict__.get("raw_report") is not node.report:
+        node.__dict__["raw_report"], node.__dict__["read_report"] = node.report, report_from(node.report)
+    found: StateReport | None = node.__dict__["read_report"]
+    return found
 
 
 def report_from(raw: object) -> StateReport | None:
