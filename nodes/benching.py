@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -85,7 +85,12 @@ def carry_out(job: Job, report: Report, *, rows: Sequence[Row] = ()) -> Mapping[
     except JobRefused as no:
         raise JobFailed(str(no)) from None
     head = _described(job, options, rank, len(ranks))
-    with _aim(job, options, rank) as (aim, name), Generator(aim) as generator:
+    with ExitStack() as stack:
+        try:
+            aim, name = stack.enter_context(_aim(job, options, rank))
+        except CatalogError as no:  # there can be no key for it
+            raise JobFailed(str(no)) from None
+        generator = stack.enter_context(Generator(aim))
         return Run(job, report, options, rows, generator, name, head).run()
 
 

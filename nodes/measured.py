@@ -49,7 +49,7 @@ def weighing_of(model: Model) -> Weighing:
 
 def _capacity(job: Job) -> Capacity | None:
     result = job.result
-    if result.get("through") != DIRECTLY or not result.get("rate"):
+    if result.get("through") != DIRECTLY or not result.get("is_limit"):  # it may hold more than was tried
         return None
     promise = result["promise"]
     return Capacity(

@@ -179,6 +179,7 @@ class Run:
         return {
             **self._head,
             "rate": None if held is None else round(held, 4),
+            "is_limit": held is not None and self._search.failed is not None,
             "is_confirmed": self._search.is_confirmed,
             "says": self._verdict(),
             "steps": self._steps,

@@ -207,7 +207,7 @@ def test_a_bench_says_what_held_and_on_what(sim: Sim) -> None:
     job = benched(model, heard.append)
     assert (job.state, job.problem) == ("done", "")
     assert job.result["rate"] == 100
-    assert job.result["is_confirmed"]
+    assert (job.result["is_confirmed"], job.result["is_limit"]) == (True, False)
     assert job.result["says"] == (
         '"my-model" holds TTFT p99 within 2 s and TPOT p99 within 500 ms at 100 requests a second, the most '
         "that was tried; raise max_rate to find where it ends."
@@ -434,7 +434,7 @@ def measured(model: Model, profile: str, rate: float, **more: Any) -> Job:
     result = {
         "through": "replica", "replica": str(REPLICA), "profile": profile, "rate": rate, "says": "It held.",
         "build": build_of(spec.profile(profile)), "promise": {"ttft_p99_ms": 1.0, "tpot_p99_ms": 1.0},
-        "steps": [step],
+        "steps": [step], "is_limit": True,
     }  # fmt: skip
     job = Job(kind="bench", model=model, model_name=model.name, by="alice", state="done", result=result)
     for name, value in ({"options": {"dataset": "<script>"}, "ended_at": model.changed_at} | more).items():
@@ -456,6 +456,8 @@ def weights_of(model: Model) -> dict[str, float]:
 def test_weights_are_shown_and_then_set(capsys: Any) -> None:
     model = two_profiles()
     measured(model, "small", 10)
+    unbounded = measured(model, "large", 99)
+    Job.objects.filter(pk=unbounded.pk).update(result=unbounded.result | {"is_limit": False})
     assert "only small was measured under this load" in said_by("tiny", "--runs", capsys=capsys)
     measured(model, "large", 45)
     shown = said_by("tiny", "--runs", capsys=capsys)
@@ -469,7 +471,7 @@ def test_weights_are_shown_and_then_set(capsys: Any) -> None:
     assert "They have these weights." in said_by("tiny", "--runs", "--apply", capsys=capsys)
     told = json.loads(said_by("tiny", "--runs", "--json", capsys=capsys))
     assert [each["weight"] for each in told["weights"]["profiles"]] == [1, 4.5]
-    assert [each["rate"] for each in told["runs"]] == [45, 10]
+    assert [each["rate"] for each in told["runs"]] == [45, 99, 10]
 
 
 @pytest.mark.django_db

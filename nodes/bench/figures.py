@@ -15,6 +15,7 @@ LEVELS = (0.5, 0.9, 0.95, 0.99)
 LATE_LIMIT_S = 0.05  # a generator that sends later than this measures itself
 BACKLOG_PART = 0.02  # of what came, may be left behind by more than chance
 BACKLOG_SIGMAS = 3.0
+PROBLEMS_TOLD = 5  # kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ class Figures:
             "measured_s": round(self.until_s - self.since_s, 3),
             "requests": self.requests,
             "failed": self.failed,
-            "problems": dict(self.problems),
+            "problems": dict(sorted(self.problems.items(), key=lambda each: -each[1])[:PROBLEMS_TOLD]),
             "ttft": self.ttft.as_dict(),
             "tpot": self.tpot.as_dict(),
             "took": self.took.as_dict(),

@@ -64,7 +64,9 @@ class Command(BaseCommand):
         where.add_argument("--replica", metavar="ID", help="directly at this replica, or its first digits")
         where.add_argument("--profile", default="", metavar="NAME", help="directly at a replica of it")
         where.add_argument("--gateway", action="store_true", help="through the gateway, as clients do")
-        parser.add_argument("--gateway-url", default="", metavar="URL", help="LLMGW_GATEWAY_URL unless told")
+        parser.add_argument(
+            "--gateway-url", default="", metavar="URL", help="through this one; LLMGW_GATEWAY_URL unless told"
+        )
         load = parser.add_argument_group("load").add_argument
         load("--distribution", choices=DISTRIBUTIONS, help=f"of lengths ({DEFAULT.distribution})")
         load("--prompt-tokens", type=int, metavar="N", help=f"on average ({DEFAULT.prompt_tokens})")
@@ -180,7 +182,7 @@ def _read(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[Row, ...]]:
         *("start_rate", "max_rate", "precision", "step", "warmup", "ttft_p99", "tpot_p99"),
     )
     given = {name: options[name] for name in names if options[name] is not None}
-    if options["gateway"]:
+    if options["gateway"] or options["gateway_url"]:
         given["through"] = "gateway"
     if not options["dataset"]:
         return given, ()
