@@ -72,7 +72,7 @@ def test_the_admin_shows_a_bar_and_escapes_what_agents_say(agent: FakeAgent) -> 
         assert "1.2 of 4.5 GB, 110.0 MB/s, 30 s left" in body
         assert "org/&lt;b&gt;" in body
     body = client.get("/admin/nodes/weights/").content.decode()
-    assert '<progress max="4500000000" value="1200000000">' in body
+    assert '<progress max="4500000000" value="1200000000" aria-label="1.2 of 4.5 GB' in body
 
 
 def test_a_list_of_weights_takes_no_more_queries_for_more_rows(
