@@ -268,7 +268,7 @@ def test_the_code_is_the_same_each_time_and_only_what_an_agent_needs() -> None:
         re.sub(r"recorded/vllm/\w+\.log", "recorded/vllm/oom.log", name) for name in names
     }
     beside = {name for name in names if not name.startswith(("catalog/", "nodes/agent/", "nodes/engines/"))}
-    shared = {f"nodes/{name}.py" for name in ("__init__", "progress", "protocol", "tickets")}
+    shared = {f"nodes/{name}.py" for name in ("__init__", "exposition", "progress", "protocol", "tickets")}
     assert beside == {"__main__.py", ".constraints.txt", *shared}
     assert not {"catalog/models.py", "catalog/actions/__init__.py", "catalog/hub.py"} & set(names)
 
