@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from catalog.models import Model
 from catalog.reading import quote
 from nodes import jobs
-from nodes.checks import CHECKS, Claims, Finding, claims_of, is_claimed, verdict_of
+from nodes.checks import CHECKS, Claims, Finding, Verdict, claims_of, is_claimed, verdict_of
 from nodes.engines import ENGINES
 from nodes.interview import EngineGone, Interview, Subject
 from nodes.jobs import JobFailed, JobRefused
@@ -127,10 +127,10 @@ def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
     interview = Interview(subject, patience_s=patience_s)
 
     def progress() -> jobs.Progress:
-        done = [finding for finding in interview.findings if finding.works is not None]
-        failed = sum(not finding.works for finding in done)
-        say = f"asks for {interview.step}" if interview.step else f"{len(done) - failed} of {len(done)} work"
-        return {"part": interview.part, "say": say, "works": len(done) - failed, "fails": failed}
+        found = as_list(interview.findings, claims)
+        failed = sum(each["verdict"] == Verdict.FAILED for each in found)
+        say = f"asks for {interview.step}" if interview.step else f"{len(found)} checks, {failed} failed"
+        return {"part": interview.part, "say": say, "checks": len(found), "failed": failed}
 
     def result() -> dict[str, Any]:
         return {"replica": str(replica.pk), "findings": as_list(interview.findings, claims)}

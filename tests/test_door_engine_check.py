@@ -219,6 +219,7 @@ def test_a_worker_carries_out_what_rest_asked_for() -> None:
         assert answer["Location"].endswith(f"/api/jobs/{job['id']}")
         found = api("GET", f"jobs/{job['id']}")[1]
     assert (found["state"], found["progress"]["part"], found["engine"]) == ("done", 1.0, "sim")
+    assert found["progress"]["say"] == "15 checks, 0 failed"
     status = api("GET", "models/tiny")[1]["status"]["engine_check"]
     assert (status["job"], status["older"], status["profile"]) == (job["id"], False, "default")
     assert status["badges"][1] == {
