@@ -59,6 +59,10 @@ function axisOf(answer) {
 const isQuiet = (line) => line.values.every((value) => !value);
 const isUnknown = (line) => line.values.every((value) => value === null);
 
+/** Where a value has none beside it, and so no line would show it. */
+const alone = (values) =>
+    values.flatMap((value, at) => (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
+
 class Plot {
     constructor(uPlot, figure, told) {
         this.uPlot = uPlot;
@@ -138,7 +142,7 @@ class Plot {
                     stroke: style(`--plot-${(at % DASHES.length) + 1}`),
                     width: 2,
                     dash: DASHES[at % DASHES.length],
-                    points: isTime ? {} : { show: true, size: 6 },
+                    points: isTime ? { show: true, size: 4, filter: (chart, own) => alone(chart.data[own]) } : { show: true, size: 6 },
                     spanGaps: !isTime,
                 })),
             ],
