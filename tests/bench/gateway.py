@@ -38,6 +38,8 @@ SECONDS = 5.0
 PASSES = 3
 ENGINES = 8
 CONNECTIONS = 64
+WARM_UP = 4 * CONNECTIONS
+"""Requests, however long they take: the first of some proxies take seconds."""
 STREAMS = 200
 PROMPT_BYTES = 256 * 1024
 LASTING, LEAVING = 100_000, 10_000
@@ -153,7 +155,7 @@ class Bench:
         return answered, took_us / 1e6
 
     def one_pass(self, proxy: Proxy, direct: Mapping[str, float]) -> dict[str, float]:
-        self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=min(1.0, self.seconds))  # warm-up
+        self.load(proxy.url, proxy.key, "requests", CONNECTIONS, seconds=60, limit=WARM_UP)
         per_s, cpu = self.throughput(proxy)
         until_idle(proxy.pid)
         quiet = self.latency(proxy.url, proxy.key)
