@@ -37,7 +37,7 @@ def client(sim: Sim) -> Iterator[openai.OpenAI]:
         yield client
 
 
-REFUSALS = sorted(path for path in RECORDED.glob("*.txt") if "\nHTTP/1.1 4" in path.read_text())
+REFUSALS = sorted(path for path in RECORDED.glob("*.txt") if "HTTP/1.1 4" in path.read_text())
 
 
 @pytest.mark.parametrize("recording", REFUSALS, ids=lambda path: path.stem)
