@@ -119,11 +119,12 @@ def _tell(row: Trouble, state: str, now: datetime) -> None:
     )
 
 
-def hear(webhooks: Iterable[Webhook], body: Mapping[str, Any]) -> list[Delivery]:
-    """Have this delivered to those of them that want it: what is to be delivered."""
+def hear(webhooks: Iterable[Webhook], body: Mapping[str, Any], **told: Any) -> list[Delivery]:
+    """Have this delivered to those of them that want it: what is to be delivered. `told`: of each, where it
+    is not to wait for whoever delivers."""
     cluster = str(Cluster.this().uuid)
     return Delivery.objects.bulk_create(
-        Delivery(webhook=each, body={**body, "cluster": cluster})
+        Delivery(webhook=each, body={**body, "cluster": cluster}, **told)
         for each in webhooks
         if not each.kinds or body["kind"] in each.kinds or body["kind"] not in KINDS
     )

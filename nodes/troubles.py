@@ -121,8 +121,9 @@ def _low_disks() -> Iterator[Found]:
 
 
 def expiring_keys(within: timedelta) -> QuerySet[Key]:
-    """Live ones, the soonest first, apart from those that were made for a short while."""
-    is_lasting = Q(expires_at__gt=F("created_at") + 2 * KEY_EXPIRES_WITHIN)
+    """Live ones, the soonest first, apart from those that were made for a short while, and those that pages
+    renew by themselves."""
+    is_lasting = Q(expires_at__gt=F("created_at") + 2 * KEY_EXPIRES_WITHIN, is_playground=False)
     soon = Key.objects.filter(KEY_STATES["live"], is_lasting, expires_at__lt=Now() + within)
     return soon.order_by("expires_at")
 

@@ -99,17 +99,19 @@ def remove_webhook(webhook: Webhook, *, by: str, door: str, why: str = "") -> bo
 
 def try_webhook(webhook: Webhook, *, by: str, door: str, why: str = "") -> Delivery:
     """A notice of no trouble, posted once and at once, also to one that is paused: what has become of it."""
-    now = database_now().isoformat()
+    now = database_now()
     body = {
         "kind": notices.TEST_KIND,
         "state": notices.TEST,
         "subject": webhook.name,
         "sentence": f"{by} tries whether this webhook hears of llmgw; nothing is wrong.",
-        "since": now,
-        "at": now,
+        "since": now.isoformat(),
+        "at": now.isoformat(),
     }
+    # Over from the beginning, so that nobody else posts it, and a crash leaves it so.
+    over = {"state": Delivery.State.GIVEN_UP, "ended_at": now}
     with transaction.atomic():
-        delivery = noticing.hear([webhook], body)[0]
+        delivery = noticing.hear([webhook], body, **over)[0]
         _record("test", webhook, by=by, door=door, why=why)
     return noticing.deliver_now(delivery)
 

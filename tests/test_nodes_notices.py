@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,12 +12,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
-from catalog.actions import mint_key
+from catalog.actions import mint_key, renew_playground_key
 from catalog.durations import HOUR
 from catalog.models import Event, Key
 from catalog.reading import CatalogError
@@ -45,6 +47,7 @@ from nodes.webhooks import (
     try_webhook,
 )
 from tests.cast import a_model, a_node, a_replica, alice, edited
+from tests.waiting import wait_until
 from tests.webhook_receiver import Receiver
 
 LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
@@ -175,6 +178,7 @@ def an_old_key() -> str:
     user, day_ns = alice(), 24 * HOUR
     made: dict[str, Any] = {"user": user, "scope": "inference", "by": "alice", "door": "command"}
     key, _ = mint_key("ci", expires_in_ns=6 * day_ns, **made)
+    renew_playground_key(user, by="alice", door="admin")
     Key.objects.update(created_at=Now() - timedelta(days=30))
     mint_key("for an hour", expires_in_ns=HOUR, **made)
     mint_key("for long", expires_in_ns=90 * day_ns, **made)
@@ -397,6 +401,25 @@ def test_what_waits_is_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPat
     noticing.forget()
     waiting = webhook.deliveries.filter(state=Delivery.State.WAITING)
     assert sorted(each.body["subject"] for each in waiting) == ["2", "3", "4"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_tries_a_webhook_posts_to_it_alone(receiver: Receiver, settings: Any) -> None:
+    receiver.hangs, settings.LLMGW_WEBHOOK_TIMEOUT_S = True, 1
+    webhook, _ = hook(receiver)
+
+    def try_it() -> None:
+        try:
+            try_webhook(webhook, by="alice", door="command")
+        finally:
+            connection.close()
+
+    trying = threading.Thread(target=try_it)
+    trying.start()
+    wait_until(lambda: receiver.received, "the test notice")
+    assert noticing.deliver() == 0
+    trying.join(30)
+    assert len(receiver.received) == 1
 
 
 # --- where to -------------------------------------------------------------------------------------
