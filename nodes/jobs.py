@@ -111,6 +111,12 @@ def ask(
             )
     except IntegrityError:
         live = Job.objects.filter(kind=kind, model=model, state__in=Job.LIVE).first()
+        if live is None and not Model.objects.filter(pk=model.pk).exists():
+            raise JobRefused(
+                f"The model {quote(model.name)} is not in the catalog any more; choose another.",
+                field="model",
+                code="not_found",
+            ) from None
         if live is None:  # it has ended this moment
             return ask(kind, model, replica=replica, options=options, by=by, why=why, door=door)
         raise JobRefused(
@@ -224,7 +230,8 @@ def run(
         else:
             halt(job_id, end.result)
     except KeyboardInterrupt:
-        Job.objects.filter(pk=job_id, problem="").update(problem="stopped by Ctrl-C")
+        running = Job.objects.filter(pk=job_id, state=Job.State.RUNNING, problem="")
+        running.update(problem="stopped by Ctrl-C")
         halt(job_id)
         raise
     except BaseException as fault:

@@ -82,6 +82,15 @@ def test_a_job_outlives_its_model() -> None:
     assert (job.model_id, job.model_name) == (None, "tiny")
 
 
+@pytest.mark.django_db(transaction=True)
+def test_of_a_model_that_is_removed_meanwhile_nothing_is_asked() -> None:
+    model = a_model()
+    remove_model("tiny", by="alice", why="", door="command", after_change=int)
+    with pytest.raises(jobs.JobRefused, match='"tiny" is not in the catalog any more; choose another'):
+        asked(model)
+    assert not Job.objects.exists()
+
+
 # --- carried out ----------------------------------------------------------------------------------
 
 
