@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +186,7 @@ class Interview:
         try:
             async with (
                 asyncio.timeout(self._patience_s),
-                session.post(self._url("/v1/chat/completions"), json=body, headers=self._headers) as response,
+                self._begun(session, "POST", "/v1/chat/completions", body) as response,
             ):
                 if response.status != 200:
                     reply = read_reply(response.status, await _whole(response))
@@ -224,12 +225,13 @@ class Interview:
         wanted = asking.LONG_TOKENS if is_claimed else asking.SHORT_TOKENS
         return min(wanted, length // 2) if length else wanted
 
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._subject.key}", "Accept-Encoding": "identity"}
-
-    def _url(self, path: str) -> str:
-        return self._subject.origin + path
+    def _begun(
+        self, session: Session, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Of this engine and of nobody whom it names: it is not followed elsewhere."""
+        headers = {"Authorization": f"Bearer {self._subject.key}", "Accept-Encoding": "identity"}
+        url = self._subject.origin + path
+        return session.request(method, url, json=body, headers=headers, allow_redirects=False)
 
     async def _post(
         self, session: Session, body: Mapping[str, Any], *, patience_s: float | None = None
@@ -250,9 +252,7 @@ class Interview:
         try:
             async with (
                 asyncio.timeout(patience_s or self._patience_s),
-                session.request(
-                    method, self._url(path), json=body, headers=self._headers, allow_redirects=False
-                ) as response,
+                self._begun(session, method, path, body) as response,
             ):
                 begun: list[float] = []
                 content = await _whole(response, on_piece=lambda: begun.append(_now() - asked_s))
@@ -284,7 +284,7 @@ class Interview:
         try:
             async with (
                 asyncio.timeout(CONNECT_S),
-                session.get(self._url(self._subject.adapter.health_path), headers=self._headers) as response,
+                self._begun(session, "GET", self._subject.adapter.health_path) as response,
             ):
                 status = response.status
         except (aiohttp.ClientError, OSError, TimeoutError):
@@ -298,7 +298,7 @@ class Interview:
         try:
             async with (
                 asyncio.timeout(METRICS_S),
-                session.get(self._url(self._subject.adapter.metrics_path), headers=self._headers) as response,
+                self._begun(session, "GET", self._subject.adapter.metrics_path) as response,
             ):
                 text = (await _whole(response)).decode("utf-8", "replace")
         except (aiohttp.ClientError, OSError, TimeoutError):

@@ -3,6 +3,7 @@ engine's own server, asked over HTTP."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -137,6 +138,30 @@ async def test_an_engine_that_is_not_there_is_told_at_once() -> None:
     with serving() as sim:
         pass
     assert await gone(sim.url) == ("is gone: its engine takes no connection any more (health)", set())
+
+
+async def test_an_engine_that_points_elsewhere_is_not_followed() -> None:
+    paths: set[str] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        _, _, length = head.lower().partition(b"content-length: ")
+        await reader.readexactly(int(length.split()[0]) if length else 0)
+        path = head.split()[1].decode()
+        paths.add(path)
+        if path == "/health":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 307 X\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        found = await asked(f"http://{host}:{port}")
+    assert works(found) == {"health"}
+    assert paths == {"/health", "/v1/models", "/v1/chat/completions", "/v1/embeddings", "/metrics"}
 
 
 # --- a real one -----------------------------------------------------------------------------------
