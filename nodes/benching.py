@@ -30,6 +30,7 @@ from nodes.generator import Aim, Generator
 from nodes.jobs import JobFailed, JobRefused, Report, ask, describe
 from nodes.measured import ready_ranks, weighing_of
 from nodes.models import Job, Rank
+from nodes.origins import engine_url
 from nodes.protocol import ClusterKey
 from nodes.stale import launch_from
 from nodes.stepping import Run
@@ -200,14 +201,19 @@ def _chosen(model: Model, ranks: Sequence[Rank], replica: uuid.UUID | None, prof
 
 
 def _check_address(address: str) -> None:
-    parts = urlsplit(address)
     if not address:
         raise JobRefused(
             "Where the gateway listens is not known; set LLMGW_GATEWAY_URL, or give --gateway-url.",
             field="through",
             code="required",
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+    try:
+        parts = urlsplit(address)
+        is_fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_fit = is_fit and not (parts.username or parts.password)
+    except ValueError:  # of its brackets, or of its port
+        is_fit = False
+    if not is_fit:
         raise JobRefused(
             f"{quote(address)} is no address of a gateway; give one such as http://127.0.0.1:8000.",
             field="address",
@@ -268,8 +274,8 @@ def _aim(job: Job, options: Options, rank: Rank) -> Iterator[tuple[Aim, str]]:
     """Where requests go, by which key, and under which name of the model."""
     replica = rank.replica
     if options.through == DIRECTLY:
-        host = urlsplit(rank.node.address).hostname or ""
-        origin = f"http://{f'[{host}]' if ':' in host else host}:{rank.port}"
+        assert rank.port is not None, "what is ready listens"
+        origin = engine_url(rank.node.address, rank.port)
         key = ClusterKey.chosen(cluster_keys(), replica.key_id)
         yield Aim(origin, key.replica_key(str(replica.pk), replica.generation)), replica.model_name
         return

@@ -228,7 +228,7 @@ class _Connections:
             exchange.fail("it did not accept a connection in time")
         except ssl.SSLError:
             exchange.fail("its certificate is not trusted")
-        except OSError:
+        except (OSError, UnicodeError):  # a name that cannot be one is the latter
             exchange.fail("it refused the connection")
         else:
             connection.ask(exchange)

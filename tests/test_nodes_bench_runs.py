@@ -331,6 +331,7 @@ NO: list[Any] = [
         "Where the gateway listens is not known; set LLMGW_GATEWAY",
     ),
     ("no URL", nothing_is_ready, GATEWAY, {"address": "ftp://x"}, '"ftp://x" is no address of a gateway'),
+    ("no port", nothing_is_ready, GATEWAY, {"address": "http://x:99999"}, "is no address of a gateway"),
     ("a bad option", lambda: a_model(slo=SLO), {"step": "never"}, {}, "the bench: step must be a duration"),
 ]
 
