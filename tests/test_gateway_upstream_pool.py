@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from llmgw.gateway.connection import AHEAD_BYTES, LARGE_BYTES, PIECE_BYTES, RACE_S
+from llmgw.gateway.connection import AHEAD_BYTES, LARGE_BYTES, PIECE_BYTES, RACE_S, Connection
 from llmgw.gateway.routing import Target
 from llmgw.gateway.upstream import EngineAway
 from tests.raw_engine import (
@@ -182,6 +182,20 @@ async def test_who_leaves_at_any_moment_takes_no_place_along(body: bytes, others
             async with asyncio.timeout(5):
                 assert await asyncio.gather(*before, outcome(upstream, engine)) == [FINE] * (others + 1)
             assert sum(not line.over.done() for line in engine.connections) <= 2  # one, and one that ends
+
+
+async def test_who_leaves_as_its_answer_is_whole_takes_no_connection_along() -> None:
+    """Another has it by then."""
+    loop, request = asyncio.get_running_loop(), b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
+    connection = Connection(loop, lambda freed: leaving.cancel(), lambda lost: None)
+    async with playing(says(HI)) as engine:
+        await loop.create_connection(lambda: connection, *engine.server.sockets[0].getsockname())
+        leaving = asyncio.create_task(connection.ask(request, b"{}"))
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert (await connection.ask(request, b"{}")).status == 200
+        assert len(engine.connections) == 1
+        await connection.end()
 
 
 async def test_who_leaves_while_it_connects_leaves_nothing_behind() -> None:

@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, head: bytes, body: bytes) -> Reply:
         """Returns when the status is there. Raises Broken, and Stale where the same may be asked again. Once
-        it has raised, and if it is cancelled, the connection is at its end."""
+        it has raised, and if it is cancelled, the connection is at its end, or given back."""
         was_used, self._was_used = self._was_used, True
         if self._transport is None or self._transport.is_closing():
             raise (Stale if was_used else Broken)("closed the connection")
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
                     raise (Stale if is_stale else Broken)(reply.fault)
                 await reply.change()
         except BaseException:
-            self.abort()
+            reply.close()  # who is cancelled as the answer is whole does not end what is another's by now
             raise
         return reply
 
