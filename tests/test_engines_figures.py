@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parent / "data" / "engines"
 
 
 def recorded(engine: str) -> dict[str, Any]:
-    return dict(figures_of((RECORDED / engine / "metrics.txt").read_text(), ENGINES[engine]))
+    return dict(figures_of((RECORDED / engine / "metrics.prom").read_text(), ENGINES[engine]))
 
 
 def test_vllm_tells_all_of_them() -> None:

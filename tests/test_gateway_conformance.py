@@ -267,7 +267,7 @@ def test_what_an_engine_refuses_is_raised_in_its_words(room: Room, served: Serve
 
 
 SEEN = {
-    "sim": (openai.BadRequestError, "is not a multimodal model"),
+    "sim": (openai.BadRequestError, "cannot identify image file"),
     "llamacpp": (openai.InternalServerError, "image input is not supported"),
     "vllm": (openai.BadRequestError, "is not a multimodal model"),
 }
@@ -275,7 +275,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 @on_all
-def test_an_image_reaches_an_engine_that_is_blind_and_goes_on(room: Room, served: Served) -> None:
+def test_an_image_reaches_an_engine_that_does_not_see_it_and_goes_on(room: Room, served: Served) -> None:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     talk = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
     error, words = SEEN[served.engine]
