@@ -14,7 +14,7 @@ import shlex
 import struct
 import zlib
 from base64 import b64encode
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -253,12 +253,17 @@ def test_what_goes_wrong_is_said_and_nothing_typed_is_lost(stage: Stage, playgro
 # --- for everybody ------------------------------------------------------------------------------------------
 
 
+Scheme = tuple[Literal["light", "dark"], dict[str, Any]]
+"""Colours, and what of axe's rules is asked of them."""
+
+
 def test_nobody_is_kept_out_by_how_a_page_is_made(stage: Stage, playground: Page) -> None:
     """axe finds no serious fault. In the dark colours alone can differ, and three pages have them all. The
     policy refuses styles that axe itself tries, so nobody listens to this page's complaints."""
     (replica,) = stage.trial.replicas("able")
     page, faults = stage.open(), []
-    light, dark = ("light", {}), ("dark", {"runOnly": ["color-contrast"]})
+    light: Scheme = ("light", {})
+    dark: Scheme = ("dark", {"runOnly": ["color-contrast"]})
     for path, schemes in (
         ("/admin/", (light, dark)),
         ("/admin/catalog/model/", (light,)),
