@@ -31,7 +31,7 @@ soak: .venv/ready-for-tests
 		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_routing.py tests/test_bench_weights.py \
 		tests/test_catalog_import.py::test_the_bench_runs \
 		tests/test_nodes_bench_runs.py::test_a_bench_finds_what_an_engine_can_do \
-		tests/test_nodes_bench_runs.py::test_the_generator_adds_less_than_a_millisecond
+		tests/test_nodes_bench_runs.py::test_the_generator_adds_less_than_a_millisecond tests/test_nodes_interview.py
 
 # What the README shows, taken anew (with Debian's Chromium: apt-get install chromium).
 pictures: .venv/ready-for-tests
