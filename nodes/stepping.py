@@ -14,7 +14,7 @@ from catalog.durations import SECOND
 from catalog.reading import quote
 from nodes.bench.asks import Ask, Lengths, Row, arrivals
 from nodes.bench.figures import Figures, Times, is_lost, told_s
-from nodes.bench.options import CONFIRMING, Options
+from nodes.bench.options import CONFIRMING, LARGEST_SAMPLE, Options
 from nodes.bench.prompts import Prompts
 from nodes.bench.search import Search
 from nodes.generator import Generator, Volley
@@ -69,7 +69,7 @@ class Run:
 
     def _warm_up(self) -> None:
         lasting_s = self._options.warmup / SECOND
-        count = max(WARM_REQUESTS, round(self._options.start_rate * lasting_s))
+        count = min(max(WARM_REQUESTS, round(self._options.start_rate * lasting_s)), LARGEST_SAMPLE)
         chance = Random(f"{self._options.seed}:warm-up").random  # noqa: S311 -- to be had again
         asks = [Ask(each, each * lasting_s / count, self._lengths.draw(chance)) for each in range(count)]
         self._asked = count

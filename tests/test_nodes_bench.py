@@ -176,7 +176,7 @@ def test_what_does_not_hold_again_is_lowered_until_it_does(
     if search.held is not None:
         assert found.held is not None
         assert search.is_confirmed
-        lowered = found.held / (1 + search.precision) ** unlucky
+        lowered = found.held / min(1 + search.precision, search.growth) ** unlucky
         assert search.held <= max(lowered, search.floor) * (1 + 1e-6)
 
 
@@ -342,7 +342,7 @@ def test_options_are_kept_as_they_were_given() -> None:
     assert (options.step, options.ttft_p99, options.seed) == (90 * SECOND, 1_500_000_000, 7)
     assert load_of(options.as_dict()) == options
     assert options.promise(Slo(7, 2 * SECOND)) == Promise(1.5, 2.0)
-    assert (options.step_s(0.1), options.step_s(1), options.step_s(100)) == (360, 100, 90)
+    assert [options.step_s(rate) for rate in (0.1, 1, 100, 5_000)] == [360, 100, 90, 20]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ DIRECTLY, GATEWAY = "replica", "gateway"
 WAYS = (DIRECTLY, GATEWAY)
 
 SMALLEST_SAMPLE = 100  # requests: below it there is no 99th percentile to speak of
+LARGEST_SAMPLE = 100_000  # requests: more of them tell nothing more, and are all in memory until it is over
 STRETCH = 4  # a step of a slow model lasts this many times longer to get them, and no more
 CONFIRMING = 3  # times as long lasts the step that confirms what was found
 LOWEST_RATE, HIGHEST_RATE = 0.01, 5_000
@@ -131,7 +132,7 @@ class Options:
     def step_s(self, rate: float) -> float:
         """How long a step is measured: long enough for a 99th percentile, within bounds."""
         step_s = self.step / SECOND
-        return min(max(step_s, SMALLEST_SAMPLE / rate), step_s * STRETCH)
+        return min(max(step_s, SMALLEST_SAMPLE / rate), step_s * STRETCH, LARGEST_SAMPLE / rate)
 
 
 def load_of(kept: Mapping[str, Any]) -> Options:
