@@ -24,7 +24,7 @@ LINES_LIMIT = 5  # of each kind
 FAILED_WITHIN = timedelta(hours=1)
 _STALE = "What runs was started before the catalog changed; the page of the model says how it differs."
 
-_FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
+FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 May = Callable[[str], bool]
 """Whether somebody has this permission."""
@@ -167,7 +167,7 @@ def _silent_nodes() -> _Found:
 def _silent(node: Node) -> Matter:
     found = freshness_of(node)
     why = node.problem or "Its agent does not answer."
-    return Matter(found, _FRESHNESS_LOOKS.get(found, ""), "node", str(node.pk), node.name, why)
+    return Matter(found, FRESHNESS_LOOKS.get(found, ""), "node", str(node.pk), node.name, why)
 
 
 def _failed() -> Iterator[Matter]:

@@ -12,12 +12,12 @@ from django.utils.safestring import SafeString
 from catalog.pieces import badge, said, sentence, table
 from catalog.typed import span_words
 from nodes import agenda, telling
-from nodes.attention import Matter
+from nodes.attention import FRESHNESS_LOOKS, Matter
 from nodes.checks import Verdict
 from nodes.consequences import Consequences
-from nodes.models import Node, Replica, Weights
+from nodes.models import Job, Node, Replica, Weights
 from nodes.overview import Fact, Overview, facts_of
-from nodes.placement import Freshness, agreeing
+from nodes.placement import agreeing
 from nodes.progress import Progress
 from nodes.showing import (
     Checked,
@@ -64,6 +64,12 @@ _WEIGHTS_LOOKS: dict[str, str] = {
     Weights.State.FETCHING: "busy",
     Weights.State.PARTIAL: "warn",
 }
+_JOB_LOOKS: dict[str, str] = {
+    Job.State.RUNNING: "busy",
+    Job.State.DONE: "good",
+    Job.State.FAILED: "bad",
+    Job.State.STOPPED: "warn",
+}
 _PAGES = {
     "model": "catalog_model",
     "node": "nodes_node",
@@ -81,7 +87,6 @@ _VERDICT_LOOKS: dict[Verdict, str] = {
     Verdict.NEVER: "",
     Verdict.NOT_APPLICABLE: "",
 }
-_FRESHNESS_LOOKS = {Freshness.FRESH: "good", Freshness.SUSPECT: "warn", Freshness.LOST: "bad"}
 
 
 def replica_badge(replica: Replica) -> SafeString:
@@ -99,7 +104,7 @@ def stale_badge(replica: Replica) -> SafeString | str:
 
 def freshness_badge(node: Node) -> SafeString:
     found = freshness_of(node)
-    return badge(found, _FRESHNESS_LOOKS.get(found, ""))
+    return badge(found, FRESHNESS_LOOKS.get(found, ""))
 
 
 def kept_free_badge(node: Node) -> SafeString:
@@ -138,6 +143,11 @@ def verdict_table(rows: Iterable[tuple[str, str, str, str]]) -> SafeString:
         for check, claimed, verdict, says in rows
     ]
     return table(("check", "claimed", "verdict", "what it does"), cells, ("brief", "brief", "brief", ""))
+
+
+def job_badge(job: Job) -> SafeString:
+    is_stopping = job.state == Job.State.RUNNING and job.stop_asked_at
+    return badge("stopping" if is_stopping else job.state, _JOB_LOOKS.get(job.state, ""))
 
 
 def weights_badge(row: Weights) -> SafeString:

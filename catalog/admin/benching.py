@@ -17,13 +17,14 @@ from django.utils.safestring import SafeString
 from catalog.durations import format_duration
 from catalog.models import Model
 from catalog.pages import VerbAdmin
-from catalog.pieces import badge, said, sentence, table
+from catalog.pieces import said, sentence, table
 from catalog.reading import CatalogError
 from nodes.agents import ask_paths
 from nodes.bench import DISTRIBUTIONS, GATEWAY, Options
 from nodes.benching import apply_weights, ask_bench, proposed, replica_named
 from nodes.measured import HEADINGS, STEP_HEADINGS, curves_of, ready_ranks, run_line, runs_of, step_line
 from nodes.models import Job
+from nodes.pieces import job_badge
 from nodes.tasks import offer, wake
 
 _USUAL = Options().as_dict()
@@ -31,7 +32,6 @@ _OF_OPTIONS = (
     *("distribution", "prompt_tokens", "output_tokens", "spread", "shared_prefix", "seed"),
     *("start_rate", "max_rate", "step", "ttft_p99", "tpot_p99"),
 )
-_LOOKS = {Job.State.DONE: "good", Job.State.FAILED: "bad", Job.State.STOPPED: "warn"}
 
 
 class LoadForm(forms.Form):
@@ -191,7 +191,7 @@ def _running(job: Job) -> SafeString:
     return format_html(
         '<p>{} <progress max="1" value="{}" aria-label="how far it is"></progress> '
         '{}. <a href="{}">The job, and how to stop it</a></p>',
-        badge(job.state, "busy"),
+        job_badge(job),
         f"{part:.3f}" if isinstance(part, int | float) else "0",
         sentence("; ".join([str(job.progress.get("say") or "waits for a worker"), *numbers])),
         way,
@@ -205,7 +205,7 @@ def _run_row(job: Job) -> list[Any]:
     cells: list[Any] = [sentence(str(each)) or "-" for each in run_line(job)]
     way = reverse("admin:nodes_job_change", args=[job.pk])
     cells[0] = format_html('<a href="{}">{}</a>', way, cells[0])
-    cells[2] = badge(job.state, _LOOKS.get(Job.State(job.state), ""))
+    cells[2] = job_badge(job)
     return cells
 
 

@@ -11,20 +11,13 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from catalog.pieces import as_json, badge, said, sentence
+from catalog.pieces import as_json, said, sentence
 from catalog.typed import span_words
 from nodes import jobs
 from nodes.admin.reading import ReadOnlyAdmin
 from nodes.checks import CHECKS
 from nodes.models import Job
-from nodes.pieces import replica_link, verdict_table
-
-_LOOKS: dict[str, str] = {
-    Job.State.RUNNING: "busy",
-    Job.State.DONE: "good",
-    Job.State.FAILED: "bad",
-    Job.State.STOPPED: "warn",
-}
+from nodes.pieces import job_badge, replica_link, verdict_table
 
 
 def _verdicts(findings: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
@@ -70,8 +63,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state", ordering="state")
     def state_shown(self, job: Job) -> SafeString:
-        is_stopping = job.state == Job.State.RUNNING and job.stop_asked_at
-        return badge("stopping" if is_stopping else job.state, _LOOKS.get(job.state, ""))
+        return job_badge(job)
 
     @admin.display(description="progress")
     def progress_shown(self, job: Job) -> SafeString | str:
