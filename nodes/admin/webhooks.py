@@ -213,7 +213,7 @@ def _line(delivery: Delivery) -> tuple[Any, ...]:
     return (
         f"{delivery.made_at:%Y-%m-%d %H:%M:%S} UTC",
         " ".join(dict.fromkeys((told["kind"], told["state"]))),
-        sentence(told["subject"]),
+        told["subject"],
         badge(delivery.state, _DELIVERY_LOOKS[delivery.state]),
         str(delivery.tries),
         next_at,
