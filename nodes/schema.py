@@ -333,6 +333,8 @@ class LoadSerializer(shapes.Serializer):
 
 
 class BenchSerializer(shapes.Serializer):
+    """A bench that is asked for."""
+
     options = LoadSerializer(required=False)
     replica = shapes.UUIDField(required=False, help_text="Directly at this one.")
     profile = shapes.CharField(required=False, help_text="Directly at a replica of this profile.")
@@ -341,7 +343,7 @@ class BenchSerializer(shapes.Serializer):
 
 describe_bench = extend_schema(
     summary="Find the highest load at which a model's SLO holds: the job that does",
-    parameters=[MODEL_NAME],
+    parameters=[MODEL_NAME, LOCATION],
     request=BenchSerializer,
     responses={202: JobSerializer},
 )

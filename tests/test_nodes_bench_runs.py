@@ -526,8 +526,11 @@ def test_the_page_shows_runs_and_sets_their_weights() -> None:
 def test_rest_asks_for_a_bench(sim: Sim) -> None:
     ready(sim)
     api = Api(alice())
-    status, told = api("POST", f"models/{NAME}/bench", {"options": {"seed": 3}, "why": "the demo"})
-    assert (status, told["state"], told["options"]["seed"], told["why"]) == (202, "queued", 3, "the demo")
+    answer = api.ask("POST", f"models/{NAME}/bench", {"options": {"seed": 3}, "why": "the demo"})
+    told = answer.json()
+    assert (answer.status_code, told["state"], told["why"]) == (202, "queued", "the demo")
+    assert told["options"]["seed"] == 3
+    assert answer["Location"].endswith(f"/api/jobs/{told['id']}")
     assert api("POST", f"models/{NAME}/bench")[0] == 409
     for body, field in (
         ({"replica": "x"}, "replica"),

@@ -28,6 +28,7 @@ from nodes.agents import ask_paths
 from nodes.benching import ask_bench, replica_named
 from nodes.checking import ask_check
 from nodes.jobs import job_as_dict
+from nodes.models import Job
 from nodes.outlook import preview_change, why_of
 from nodes.plots import asked_span, describe_model_series
 from nodes.preview import preview
@@ -224,8 +225,7 @@ class ModelViewSet(Resource):
             why=why,
             door="api",
         )
-        offer(job)
-        return Response(job_as_dict(job), status=status.HTTP_202_ACCEPTED)
+        return self._queued(job)
 
     @describe_engine_check
     def engine_check(self, request: Request) -> Response:
@@ -234,8 +234,12 @@ class ModelViewSet(Resource):
         replica, why = body.text("replica"), body.text("why")
         settle(body)
         job = ask_check(stored, replica=replica, by=request.user.get_username(), why=why, door="api")
+        return self._queued(job)
+
+    def _queued(self, job: Job) -> Response:
+        """Offered to the workers, with the address at which its progress is."""
         offer(job)
-        headers = {"Location": reverse("job-detail", args=[job.pk], request=request)}
+        headers = {"Location": reverse("job-detail", args=[job.pk], request=self.request)}
         return Response(job_as_dict(job), status=status.HTTP_202_ACCEPTED, headers=headers)
 
     def _asked(self) -> tuple[Any, dict[str, Any]]:

@@ -22,7 +22,11 @@ IF_MATCH = OpenApiParameter(
     description="The ETag that you have read; 412 where somebody has changed it since. *: any.",
 )
 LOCATION = OpenApiParameter(
-    "Location", str, OpenApiParameter.HEADER, response=[201], description="The address of what was added."
+    "Location",
+    str,
+    OpenApiParameter.HEADER,
+    response=[201, 202],
+    description="The address of what was added.",
 )
 DRY_RUN = OpenApiParameter(
     "dry_run",
