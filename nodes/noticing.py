@@ -208,7 +208,10 @@ def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
         return True
     with transaction.atomic():
         counts.update(failed=F("failed") + 1, streak=F("streak") + 1)
-        wait = wait_after(counts.values_list("streak", flat=True).get())
+        streak = counts.values_list("streak", flat=True).first()
+        if streak is None:  # it was removed meanwhile, and this delivery with it
+            return False
+        wait = wait_after(streak)
         rows.update(**told)
         # What else is due for it would fare the same, and waits as long.
         due = Delivery.objects.filter(webhook=delivery.webhook_id, state=Delivery.State.WAITING)

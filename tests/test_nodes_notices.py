@@ -6,7 +6,8 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -403,23 +404,43 @@ def test_what_waits_is_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPat
     assert sorted(each.body["subject"] for each in waiting) == ["2", "3", "4"]
 
 
+@contextmanager
+def beside(post: Callable[[], object], hanging: Receiver) -> Iterator[None]:
+    """What is done while this is posted to one that hangs."""
+
+    def posts() -> None:
+        try:
+            post()
+        finally:
+            connection.close()
+
+    posting = threading.Thread(target=posts)
+    posting.start()
+    wait_until(lambda: hanging.received, "a notice")
+    yield
+    posting.join(30)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_who_tries_a_webhook_posts_to_it_alone(receiver: Receiver, settings: Any) -> None:
     receiver.hangs, settings.LLMGW_WEBHOOK_TIMEOUT_S = True, 1
     webhook, _ = hook(receiver)
-
-    def try_it() -> None:
-        try:
-            try_webhook(webhook, by="alice", door="command")
-        finally:
-            connection.close()
-
-    trying = threading.Thread(target=try_it)
-    trying.start()
-    wait_until(lambda: receiver.received, "the test notice")
-    assert noticing.deliver() == 0
-    trying.join(30)
+    with beside(lambda: try_webhook(webhook, by="alice", door="command"), receiver):
+        assert noticing.deliver() == 0
     assert len(receiver.received) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_one_that_is_removed_while_it_hangs_no_other_suffers(receiver: Receiver, settings: Any) -> None:
+    settings.LLMGW_WEBHOOK_TIMEOUT_S = 1
+    with Receiver(hangs=True) as hanging:
+        gone, _ = hook(hanging, "a")
+        webhook, _ = hook(receiver, "b")
+        lost()
+        noticing.look()
+        with beside(noticing.deliver, hanging):
+            remove_webhook(gone, by="alice", door="command")
+    assert webhook.deliveries.get().state == Delivery.State.DELIVERED
 
 
 # --- where to -------------------------------------------------------------------------------------
