@@ -48,6 +48,19 @@ def test_a_short_wait_after_a_long_one_is_short() -> None:
     _run(scene())
 
 
+def test_work_that_goes_on_has_so_long_from_its_last_word() -> None:
+    async def scene() -> None:
+        watch, loop = Watch(), asyncio.get_running_loop()
+        begun_s = loop.time()
+        loop.call_later(0.05, watch.renew, 0.2)
+        with pytest.raises(TimeoutError):
+            await watch.within(0.1, asyncio.Event().wait())
+        assert 0.24 < loop.time() - begun_s < 5
+        watch.close()
+
+    _run(scene())
+
+
 def test_being_cancelled_from_outside_is_no_time_out() -> None:
     async def work() -> None:
         watch = Watch()

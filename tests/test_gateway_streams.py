@@ -68,6 +68,47 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
         stream.feed(b"x" * (streams.EVENT_LIMIT_BYTES + 1))
 
 
+SAID = [
+    *(
+        b'data: {"a":1}\n\n',
+        b'data: {"usage":null}\n\n',
+        b'event: x\ndata: {"a":1}\n\n',
+        b'data: {"b"',
+        b":1}\n\n",
+    ),
+    *(
+        b": ping\n\n",
+        b"data: {}\r\n\r\n",
+        b"\n",
+        b"data: [DONE]\n\n",
+        b'data: {"usage":{"prompt_tokens":1}}\n\n',
+    ),
+    *(b'data: {"error":{}}\n\n', b"event: error\ndata: {}\n\n", b"event: response.completed\ndata: {}\n\n"),
+    *(b'data: {"timings":{}}\n\n', b"event: response.failed\ndata: {}\n\n", b"event: message_stop\n\n"),
+]
+
+
+@given(st.sampled_from([CHAT, RESPONSES, MESSAGES]), st.lists(st.sampled_from(SAID), max_size=8))
+def test_what_a_stream_lets_pass_would_have_left_it_as_it_is_and_told_nothing(
+    dialect: Dialect, said: list[bytes]
+) -> None:
+    stream = EventStream(dialect, hides_usage=True)
+    for piece in said:
+        may_pass, before = stream.lets_pass(piece), dict(vars(stream))
+        events = stream.feed(piece)
+        if may_pass:
+            assert (events, vars(stream)) == (piece, before)
+
+
+def test_a_stream_that_goes_on_lets_words_pass() -> None:
+    stream, word = EventStream(CHAT, hides_usage=True), b'data: {"choices":[1],"usage":null}\n\n'
+    assert not stream.lets_pass(word)
+    stream.feed(word)
+    assert stream.lets_pass(word)
+    assert stream.lets_pass(word + word)
+    assert not stream.lets_pass(b": ping\n\n" + word)
+
+
 @pytest.mark.parametrize(
     ("data", "has_content"),
     [

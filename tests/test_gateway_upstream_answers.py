@@ -11,6 +11,7 @@ import zlib
 import pytest
 
 from llmgw.gateway.connection import HEADERS, OVERHEAD_BYTES, UNPACKED_BYTES
+from llmgw.gateway.upstream import EngineAway
 from tests.raw_engine import (
     ENDS,
     FINE,
@@ -249,3 +250,45 @@ async def test_a_content_type_is(told: bytes, means: str) -> None:
             answer = await ask(upstream, engine.target, watch)
             answer.close()
     assert answer.content_type == means
+
+
+async def test_what_is_taken_as_it_comes_and_what_is_given_are_the_whole_in_its_order() -> None:
+    words = [b"%d;" % number for number in range(40)]
+    said = says(CHUNKED, *(b"%x\r\n%b\r\n" % (len(word), word) for word in words), b"0\r\n\r\n")
+    seen: list[bytes] = []
+    taken: list[bytes] = []
+    given: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        if b"7" in piece:
+            return False
+        seen.append(piece)
+        taken.append(piece)
+        return True
+
+    async with playing(said) as engine, asking() as upstream:
+        with watching() as watch:
+            answer = await ask(upstream, engine.target, watch)
+            while piece := await answer.piece(5, take):
+                seen.append(piece)
+                given.append(piece)
+            answer.close()
+        assert b"".join(seen) == b"".join(words)
+        assert len(taken) > len(given) > 1
+        assert await outcome(upstream, engine) == (200, b"".join(words), "whole")
+        assert len(engine.connections) == 1
+
+
+async def test_who_takes_what_comes_hears_of_a_silence_and_of_a_break() -> None:
+    said = CHUNKED, b"1\r\na\r\n", b"1\r\nb\r\n"
+    for turn, patience_s, how in (
+        (says(*said), 0.1, "was silent for too long"),
+        (says(*said, then=ENDS), 5, BROKEN),
+    ):
+        async with playing(turn) as engine, asking() as upstream:
+            with watching() as watch:
+                answer = await ask(upstream, engine.target, watch)
+                await answer.piece(patience_s)
+                with pytest.raises(EngineAway, match=how):
+                    await answer.piece(patience_s, lambda piece: True)
+                answer.close()

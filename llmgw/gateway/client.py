@@ -91,6 +91,13 @@ class Client:
             message = {"type": "http.response.body", "body": data, "more_body": not is_last}
             await self._taken(self._send(message))
 
+    def write_at_once(self, data: bytes) -> bool:
+        """Of a stream that has begun and goes on. Where it says False, it has said nothing."""
+        if self._commenting is not None or self._exchange is None or not self._exchange.write(data):
+            return False
+        self._spoke_at_s = self._loop.time()
+        return True
+
     async def answer(self, body: bytes, status: int = 200, *headers: Header) -> None:
         """A whole one, to a client that is silent."""
         if self._beat is not None or self._commenting is not None:

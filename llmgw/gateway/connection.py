@@ -70,6 +70,7 @@ class Reply:
         "pieces",
         "size",
         "status",
+        "taker",
         "waiter",
     )
 
@@ -82,20 +83,29 @@ class Reply:
         self.has_begun = self.is_whole = self.ends_with_connection = False
         self.fault = ""
         self.waiter: asyncio.Future[None] | None = None
+        self.taker: Callable[[bytes], bool] | None = None
 
     @property
     def has_news(self) -> bool:
         return bool(self.pieces or self.is_whole or self.fault)
 
     def change(self) -> asyncio.Future[None]:
-        """To be awaited, once, where there is no news."""
+        """To be awaited, once, where there is no news. What the taker takes until then, if there is one, is
+        no news; it is not asked about the end."""
         self.waiter = waiter = self._connection.loop.create_future()
         return waiter
 
     def wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter = self.waiter
+        if waiter is None or waiter.done():
+            return
+        if self.taker is not None and self.pieces and not (self.is_whole or self.fault):
+            piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+            if self.taker(piece):
+                self.take()
+                return
+        self.waiter = None
+        waiter.set_result(None)
 
     def take(self) -> bytes:
         """What has come of the body; nothing, where there is news, after its end. Raises Broken once all that

@@ -95,6 +95,11 @@ class Watch:
         finally:
             self._due_s = None
 
+    def renew(self, seconds: float) -> None:
+        """The work that is waited for goes on, and has so long from now. It is not made shorter."""
+        self._due_s = self._loop.time() + seconds
+        self._was_late = False
+
     def call_later(self, seconds: float, then: Callable[[], object]) -> None:
         """Calls it once, unless closed before. Free where the timer goes off by then anyhow."""
         self._then, self._then_at_s = then, self._loop.time() + seconds

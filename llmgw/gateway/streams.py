@@ -112,6 +112,20 @@ class EventStream:
                 self.is_done = True
         return data
 
+    def lets_pass(self, data: bytes) -> bool:
+        """Whether `feed` would give back these bytes as they are and learn nothing from them: whole events of
+        a stream that has begun and goes on. It may say no to some of those, and to comments it does."""
+        if self._rest or not self.has_content or self.is_done or self.error is not None:
+            return False
+        if not data.endswith(b"\n\n") or data.startswith(b":"):
+            return False
+        for sign in self._dialect.end_signs:
+            if sign in data:
+                return False
+        if b'"error"' in data or b"response.failed" in data:
+            return False
+        return not ((b'"usage"' in data or b'"timings"' in data) and _USAGE.search(data))
+
     def finish(self) -> bytes:
         """After the engine's last byte: a last word that lacks its empty line still counts."""
         rest, self._rest = self._rest.strip(), b""

@@ -8,7 +8,7 @@ is an EngineAway whose text finishes the sentence "the replica ...".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -47,17 +47,24 @@ class Answer:
         self._since_s: float | None = None
         self.status, self.content_type = reply.status, reply.content_type
 
-    async def piece(self, patience_s: float) -> bytes:
+    async def piece(self, patience_s: float, take: Callable[[bytes], bool] | None = None) -> bytes:
         """What has come, nothing after the end. A body that ends too early raises, and so does one that says
         nothing for longer than that. Comments, which engines send to keep a line open, are no sign of
-        progress."""
+        progress.
+
+        What comes while this waits is offered to `take`, at once: to wake a task for each piece costs more
+        than most pieces are worth. What that takes, which is no comment, this does not give."""
         reply = self._reply
         try:
             if not reply.has_news:
                 left_s = patience_s
                 if self._since_s is not None:
                     left_s = max(self._since_s + patience_s - self._loop.time(), 0)
-                await self._watch.within(left_s, reply.change())
+                reply.taker = None if take is None else self._renewing(take, patience_s)
+                try:
+                    await self._watch.within(left_s, reply.change())
+                finally:
+                    reply.taker = None
             piece = reply.take()
         except (Broken, TimeoutError) as error:
             raise _away(error) from error
@@ -66,6 +73,16 @@ class Answer:
         elif self._since_s is None:
             self._since_s = self._loop.time()
         return piece
+
+    def _renewing(self, take: Callable[[bytes], bool], patience_s: float) -> Callable[[bytes], bool]:
+        def takes(piece: bytes) -> bool:
+            if not take(piece):
+                return False
+            self._since_s = None
+            self._watch.renew(patience_s)
+            return True
+
+        return takes
 
     async def read(self, limit_bytes: int, patience_s: float) -> bytes | None:
         """The whole body, None if it is larger than the limit."""
