@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from catalog.spec import ModelSpec, ProfileSpec
+from catalog.spec import HIGHEST_WEIGHT, ModelSpec, ProfileSpec
 
-HIGHEST_WEIGHT = 1_000.0
 SMALL_CHANGE = 0.05  # what a bench would find another time is no reason to change a weight
 
 
