@@ -430,6 +430,28 @@ def test_a_dataset_that_cannot_be_used_is_said(content: bytes | None, says: str,
     assert says in str(refused.value)
 
 
+@pytest.mark.one_database
+@pytest.mark.django_db
+def test_a_dataset_without_an_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodes.management.commands.bench.DATASET_LIMIT_BYTES", 1_000)
+    a_model(slo=SLO)
+    with pytest.raises(CommandError, match="is larger than 256 MiB; give a smaller one"):
+        call_command("bench", "tiny", "--dataset", "/dev/zero")
+
+
+@pytest.mark.one_database
+@pytest.mark.django_db
+def test_a_text_of_a_dataset_may_hold_all_that_json_lets_it(tmp_path: Path) -> None:
+    """Of the two lines, which a mark of UTF-8 precedes, the second alone is none."""
+    a_model(slo=SLO)
+    path = tmp_path / "d.jsonl"
+    said = "a\u2028b\u0085c\x7f"
+    row = {"messages": [{"role": "user", "content": said}], "output_tokens": 9}
+    path.write_text(f"{json.dumps(row, ensure_ascii=False)}\r\n{{", "utf-8-sig")
+    with pytest.raises(CommandError, match="Line 2 of the dataset"):
+        call_command("bench", "tiny", "--dataset", str(path))
+
+
 def measured(model: Model, profile: str, rate: float, **more: Any) -> Job:
     """As a bench leaves it."""
     spec: ModelSpec = model.spec

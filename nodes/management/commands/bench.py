@@ -188,9 +188,12 @@ def _read(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[Row, ...]]:
         return given, ()
     path = Path(options["dataset"])
     try:
-        if path.stat().st_size > DATASET_LIMIT_BYTES:
+        with path.open("rb") as file:  # a pipe, or a device, has no size and perhaps no end
+            content = file.read(DATASET_LIMIT_BYTES + 1)
+        if len(content) > DATASET_LIMIT_BYTES:
             raise CommandError(f"The dataset {quote(str(path))} is larger than 256 MiB; give a smaller one.")
-        rows = read_rows(path.read_text("utf-8").splitlines(), quote(path.name))
+        # Not splitlines: what JSON may hold in a text, such as U+2028, ends lines for it.
+        rows = read_rows(content.decode("utf-8-sig").split("\n"), quote(path.name))
     except OSError as fault:
         why = fault.strerror or type(fault).__name__
         raise CommandError(f"The dataset {quote(str(path))} cannot be read: {why}.") from None
