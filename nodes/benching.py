@@ -27,7 +27,7 @@ from nodes.bench.options import DIRECTLY, GATEWAY, Options, load_of
 from nodes.bench.weighing import Weighing, build_of
 from nodes.conversation import cluster_keys
 from nodes.generator import Aim, Generator
-from nodes.jobs import JobFailed, JobRefused, Report, ask, describe
+from nodes.jobs import JobFailed, JobRefused, Report, ask, describe, without_model
 from nodes.measured import ready_ranks, weighing_of
 from nodes.models import Job, Rank
 from nodes.origins import engine_url
@@ -73,7 +73,7 @@ def carry_out(job: Job, report: Report, *, rows: Sequence[Row] = ()) -> Mapping[
     """What the bench found, as JSON. `rows`: of the dataset that its options name. Raises JobFailed and
     JobStopped, with what was found until then."""
     if job.model is None:
-        raise JobFailed(f"The model {quote(job.model_name)} is not in the catalog any more.")
+        raise JobFailed(without_model(job.model_name))
     options = load_of(job.options)
     if options.dataset and not rows:
         raise JobFailed(

@@ -98,7 +98,7 @@ def _replica(text: str) -> Replica | None:
 def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
     """The findings. Raises JobFailed and JobStopped, with those until then."""
     if job.model is None:
-        raise JobFailed(f"Model {quote(job.model_name)} was removed before its engine could be asked.")
+        raise JobFailed(jobs.without_model(job.model_name))
     try:
         replica = choose(job.model, str(job.replica or ""))
     except JobRefused as no:
@@ -106,7 +106,10 @@ def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
     origin = origin_of(replica)
     adapter = ENGINES.get(origin.launch.engine) if origin else None
     if origin is None or adapter is None:
-        raise JobFailed(f"The replica {replica} tells no port at which its engine could be asked.")
+        raise JobFailed(
+            f"The replica {replica} tells no port at which its engine could be asked; manage.py replicas "
+            f"tells what has become of it."
+        )
     about = {
         "fingerprint": replica.fingerprint,
         "engine": adapter.name,

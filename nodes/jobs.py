@@ -112,11 +112,7 @@ def ask(
     except IntegrityError:
         live = Job.objects.filter(kind=kind, model=model, state__in=Job.LIVE).first()
         if live is None and not Model.objects.filter(pk=model.pk).exists():
-            raise JobRefused(
-                f"The model {quote(model.name)} is not in the catalog any more; choose another.",
-                field="model",
-                code="not_found",
-            ) from None
+            raise JobRefused(without_model(model.name), field="model", code="not_found") from None
         if live is None:  # it has ended this moment
             return ask(kind, model, replica=replica, options=options, by=by, why=why, door=door)
         raise JobRefused(
@@ -126,6 +122,11 @@ def ask(
         ) from None
     job.refresh_from_db()
     return job
+
+
+def without_model(name: str) -> str:
+    """Why nothing can be done for one that was removed, a sentence."""
+    return f"The model {quote(name)} is not in the catalog any more; choose another."
 
 
 def stop(job_id: uuid.UUID, *, by: str, why: str = "", door: str) -> bool:

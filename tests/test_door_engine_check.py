@@ -252,7 +252,7 @@ def test_a_replica_that_dies_meanwhile_ends_the_check_and_nothing_is_kept_of_it(
     ("state", "problem"),
     [
         ("stopped", 'Model "tiny" has no replica that is ready (none on the way); manage.py why tells'),
-        ("gone", 'Model "tiny" was removed before its engine could be asked.'),
+        ("gone", 'The model "tiny" is not in the catalog any more; choose another.'),
     ],
 )
 def test_what_changes_before_a_worker_comes_is_told(state: str, problem: str) -> None:
