@@ -63,6 +63,8 @@ async def _post(letter: Letter) -> Answer:
         return Answer(None, f"It did not answer within {settings.LLMGW_WEBHOOK_TIMEOUT_S:g} s.")
     except _Refused as no:
         return Answer(None, f"Nothing was sent: {no}.")
+    except aiohttp.ClientResponseError:  # its words have the whole address, which is not for every eye
+        return Answer(None, "What it answered is no HTTP.")
     except aiohttp.ClientConnectorCertificateError:
         return Answer(None, "Its certificate is not one that this machine trusts.")
     except (aiohttp.ClientError, OSError, ValueError) as fault:
@@ -92,9 +94,9 @@ async def _posted(letter: Letter) -> Answer:
         ) as response,
     ):
         words = (await response.content.read(ANSWER_LIMIT_BYTES)).decode("utf-8", "replace").strip()
-        if response.status < 300:
+        if 200 <= response.status < 300:
             return Answer(response.status)
-        if response.status < 400:
+        if 300 <= response.status < 400:
             return Answer(response.status, f"It answered {response.status}, and redirects are not followed.")
         told = f": {shown(words, WORDS_LIMIT)}" if words else ""
         return Answer(response.status, f"It answered {response.status}{told}.")

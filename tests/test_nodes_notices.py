@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import threading
@@ -38,6 +39,7 @@ from nodes.models import (
     Webhook,
 )
 from nodes.notices import KINDS, fault_of_address, fault_of_host, fault_of_url
+from nodes.posting import Letter, post
 from nodes.troubles import Found
 from nodes.webhooks import (
     add_webhook,
@@ -47,7 +49,9 @@ from nodes.webhooks import (
     resume_webhook,
     try_webhook,
 )
+from tests import raw_engine as raw
 from tests.cast import a_model, a_node, a_replica, alice, edited
+from tests.raw_engine import ENDS, OK, playing
 from tests.waiting import wait_until
 from tests.webhook_receiver import Receiver
 
@@ -491,6 +495,34 @@ def test_little_of_an_answer_is_read(receiver: Receiver) -> None:
     webhook, _ = hook(receiver)
     delivery = try_webhook(webhook, by="alice", door="command")
     assert len(delivery.problem) < 300
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        pytest.param(b"\0\xff\x16\x03", "What it answered is no HTTP.", id="noise"),
+        pytest.param(OK + b"X: " + b"y" * 100_000, "What it answered is no HTTP.", id="a header without end"),
+        pytest.param(OK + b"X: \0\r\n\r\n", "What it answered is no HTTP.", id="a header that is none"),
+        pytest.param(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            "It answered 101.",
+            id="another protocol",
+        ),
+        pytest.param(
+            b"HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n", "It answered 0.", id="no status at all"
+        ),
+    ],
+)
+async def test_what_a_receiver_did_not_take_is_said_without_its_address(
+    settings: Any, answer: bytes, says: str
+) -> None:
+    """Whoever may look at a webhook reads the sentence, and its address's path is for fewer eyes."""
+    settings.LLMGW_WEBHOOK_NETWORKS = LOOPBACK
+    async with playing(raw.says(answer, then=ENDS)) as receiver:
+        letter = Letter(f"{receiver.target.origin}/hook/t0ken", b"{}", {})
+        (told,) = await asyncio.to_thread(post, [letter])
+    assert told.problem == says
 
 
 @pytest.mark.one_database
