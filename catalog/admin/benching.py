@@ -91,11 +91,13 @@ class LoadForm(forms.Form):
 
 
 def bench_page(page: VerbAdmin, request: HttpRequest, model: Model) -> HttpResponse:
-    """Asked for by POST, where whoever asks may change the model. Everybody else who sees it may look."""
+    """Asked for by POST, by whoever may ask for jobs; its weights are set by whoever may change the model.
+    Everybody else who sees it may look."""
+    may_ask = request.user.has_perm("nodes.add_job")
     may_change = page.has_change_permission(request, model)
     form = LoadForm(model)
     if request.method == "POST":
-        if not may_change:
+        if not (may_change if "apply" in request.POST else may_ask):
             raise PermissionDenied
         if "apply" in request.POST:
             _apply(request, model)
@@ -111,7 +113,7 @@ def bench_page(page: VerbAdmin, request: HttpRequest, model: Model) -> HttpRespo
         "opts": page.opts,
         "original": model,
         "media": page.media,
-        "form": form if may_change else None,
+        "form": form if may_ask else None,
         "running": live and _running(live),
         "runs": table(HEADINGS, [_run_row(each) for each in runs]) if runs else "",
         "latest": [_steps_of(each) for each in runs[:1]],

@@ -71,7 +71,7 @@ class ModelViewSet(Resource):
         "partial_update": "catalog.change_model",
         "check": "catalog.change_model",
         "roll": "catalog.change_model",
-        "bench": "catalog.change_model",
+        "bench": "nodes.add_job",
         "engine_check": "nodes.add_job",
         "destroy": "catalog.delete_model",
     }
