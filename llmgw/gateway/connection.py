@@ -100,9 +100,11 @@ class Reply:
         if waiter is None or waiter.done():
             return
         if self.taker is not None and self.pieces and not (self.is_whole or self.fault):
-            piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-            if self.taker(piece):
-                self.take()
+            pieces = self.pieces
+            if self.taker(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+                pieces.clear()
+                self.size = 0
+                self._connection.go_on()
                 return
         self.waiter = None
         waiter.set_result(None)
