@@ -26,6 +26,7 @@ from nodes.notices import (
     BEGINS,
     ID_HEADER,
     KINDS,
+    LONGEST,
     OVER,
     SIGNATURE_HEADER,
     secret_of,
@@ -38,6 +39,7 @@ from nodes.troubles import Found, find
 SETTLED = timedelta(seconds=30)
 """A trouble that is seen again within this has not been over."""
 
+WAITING = Delivery.State.WAITING
 BITE = 500
 ROUNDS = 20  # of posts to one webhook before others have their turn
 WAITING_LIMIT = 1_000  # deliveries of one webhook
@@ -56,7 +58,7 @@ def look(kinds: Collection[str] = tuple(KINDS)) -> None:
     found = {kind: find(kind) for kind in kinds}
     now = database_now()
     known = {(row.kind, row.subject): row for row in Trouble.objects.filter(kind__in=kinds)}
-    steps: list[Callable[[], None]] = []
+    steps: list[Callable[[], None]] = [partial(_date, row, now) for row in known.values() if row.since > now]
     for kind, troubles in found.items():
         for subject, trouble in troubles.items():
             row = known.pop((kind, subject), None)
@@ -67,6 +69,12 @@ def look(kinds: Collection[str] = tuple(KINDS)) -> None:
         with transaction.atomic():
             for step in steps:
                 step()
+
+
+def _date(row: Trouble, now: datetime) -> None:
+    """One that was first seen before the clock was set back."""
+    row.since = now
+    Trouble.objects.filter(pk=row.pk).update(since=now)
 
 
 def _is_news(row: Trouble, trouble: Found, now: datetime) -> bool:
@@ -168,9 +176,9 @@ def deliver_now(delivery: Delivery) -> Delivery:
 def _claim() -> list[Delivery]:
     """What is due of each webhook to which nobody posts at this moment, for the caller alone: the oldest of
     those that were tried least, so that one which is never taken keeps no other."""
-    due = Delivery.objects.filter(state=Delivery.State.WAITING, next_at__lte=Now())
-    is_free = Q(claimed_until=None) | Q(claimed_until__lte=Now())
     term = timedelta(seconds=3 * settings.LLMGW_WEBHOOK_TIMEOUT_S)
+    due = Delivery.objects.filter(Q(next_at__lte=Now()) | _too_far("next_at", LONGEST), state=WAITING)
+    is_free = Q(claimed_until=None) | Q(claimed_until__lte=Now()) | _too_far("claimed_until", term)
     claimed = []
     for webhook in Webhook.objects.filter(is_free, is_paused=False, pk__in=due.values("webhook")):
         if not Webhook.objects.filter(is_free, pk=webhook.pk).update(claimed_until=Now() + term):
@@ -182,6 +190,11 @@ def _claim() -> list[Delivery]:
         delivery.webhook = webhook
         claimed.append(delivery)
     return claimed
+
+
+def _too_far(name: str, longest: timedelta) -> Q:
+    """Further ahead than it is ever put: that was before the clock was set back."""
+    return Q(**{f"{name}__gt": Now() + longest})
 
 
 def _letter(delivery: Delivery) -> Letter:
@@ -198,7 +211,7 @@ def _letter(delivery: Delivery) -> Letter:
 
 
 def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
-    rows = Delivery.objects.filter(pk=delivery.pk, state=Delivery.State.WAITING)
+    rows = Delivery.objects.filter(pk=delivery.pk, state=WAITING)
     counts = Webhook.objects.filter(pk=delivery.webhook_id)
     tries = delivery.tries + 1
     told: dict[str, Any] = {"tries": tries, "status": answer.status, "problem": answer.problem}
@@ -214,8 +227,9 @@ def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
         wait = wait_after(streak)
         rows.update(**told)
         # What else is due for it would fare the same, and waits as long.
-        due = Delivery.objects.filter(webhook=delivery.webhook_id, state=Delivery.State.WAITING)
-        due.filter(next_at__lt=Now() + wait).update(next_at=Now() + wait)
+        waiting = Delivery.objects.filter(webhook=delivery.webhook_id, state=WAITING)
+        due = waiting.filter(Q(next_at__lt=Now() + wait) | _too_far("next_at", LONGEST))
+        due.update(next_at=Now() + wait)
     return False
 
 
@@ -224,9 +238,9 @@ def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
 
 def forget() -> None:
     """Give up what nobody takes, and remove a bite of what ended long ago."""
-    old = Delivery.objects.exclude(state=Delivery.State.WAITING).filter(ended_at__lt=Now() - KEEP)
+    old = Delivery.objects.exclude(state=WAITING).filter(ended_at__lt=Now() - KEEP)
     Delivery.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:BITE])).delete()
-    waiting = Delivery.objects.filter(state=Delivery.State.WAITING)
+    waiting = Delivery.objects.filter(state=WAITING)
     for webhook in Webhook.objects.filter(pk__in=waiting.values("webhook")):
         mine = waiting.filter(webhook=webhook)
         too_many = mine.order_by("-id").values_list("pk", flat=True)[WAITING_LIMIT : WAITING_LIMIT + BITE]

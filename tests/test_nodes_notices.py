@@ -390,7 +390,7 @@ def test_one_that_hangs_keeps_no_other_webhook_waiting(receiver: Receiver) -> No
 def test_nobody_posts_to_one_that_another_posts_to(receiver: Receiver) -> None:
     hook(receiver)
     lost()
-    Webhook.objects.update(claimed_until=Now() + timedelta(seconds=20))
+    Webhook.objects.update(claimed_until=Now() + timedelta(seconds=1))
     tell()
     assert receiver.told == []
     Webhook.objects.update(claimed_until=Now() - timedelta(seconds=1))  # whoever had it has died
@@ -406,6 +406,29 @@ def test_what_waits_is_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPat
     noticing.forget()
     waiting = webhook.deliveries.filter(state=Delivery.State.WAITING)
     assert sorted(each.body["subject"] for each in waiting) == ["2", "3", "4"]
+
+
+@pytest.mark.django_db
+def test_a_clock_that_is_set_back_keeps_nobody_from_being_told(receiver: Receiver) -> None:
+    hook(receiver)
+    model = a_model()
+    Unplaced.objects.create(model=model, missing=1, why="no node")
+    tell()
+    ahead = Now() + timedelta(hours=2)
+    Trouble.objects.update(since=ahead)
+    tell()
+    assert not Trouble.objects.filter(since__gt=Now())
+    Trouble.objects.update(since=Now() - timedelta(minutes=3))
+    seen_lately()
+    noticing.look()
+    Webhook.objects.update(claimed_until=ahead)
+    Delivery.objects.update(next_at=ahead)
+    receiver.status = 500
+    assert noticing.deliver() == 0
+    assert len(receiver.received) == 1, "what failed waits from the clock as it is now"
+    receiver.status = 200
+    Delivery.objects.update(next_at=Now())
+    assert noticing.deliver() == 1
 
 
 @contextmanager
