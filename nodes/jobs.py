@@ -282,7 +282,9 @@ def attend(
 def sweep() -> list[uuid.UUID]:
     """End what nobody carries out any more, and forget what is old. What still waits for a worker, whose
     message may be lost."""
-    silent = Job.objects.filter(state=Job.State.RUNNING, heartbeat_at__lt=Now() - timedelta(seconds=SILENT_S))
+    running, silence = Job.objects.filter(state=Job.State.RUNNING), timedelta(seconds=SILENT_S)
+    running.filter(heartbeat_at__gt=Now() + silence).update(heartbeat_at=Now())  # the clock was set back
+    silent = running.filter(heartbeat_at__lt=Now() - silence)
     silent.exclude(stop_asked_at=None).update(state=Job.State.STOPPED, ended_at=Now())
     silent.filter(stop_asked_at=None).update(
         state=Job.State.FAILED,

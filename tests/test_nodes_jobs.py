@@ -252,6 +252,15 @@ def test_a_job_whose_worker_is_silent_is_over(seconds: float, is_stopped: bool, 
     assert state(job)[0] == end
 
 
+def test_a_clock_that_is_set_back_ends_no_job_that_lives_and_keeps_none_that_died() -> None:
+    job = asked(a_model())
+    jobs.claim(job.pk)
+    silent(job, -7_200)
+    jobs.sweep()
+    assert state(job)[0] == "running"
+    assert not Job.objects.filter(heartbeat_at__gt=Now()), "from now on it may be silent for as long as any"
+
+
 def test_what_waits_for_long_is_offered_again_oldest_first() -> None:
     mine = [asked(a_model(f"m{number}")) for number in range(jobs.AT_ONCE + 2)]
     assert jobs.sweep() == []
