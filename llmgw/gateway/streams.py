@@ -26,12 +26,14 @@ CONTENT_TYPE = "text/event-stream"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an endpoint's streams end, well or badly. `end` is looked for where one of `end_signs` is seen."""
+    """How an endpoint's streams end, well or badly. `end` is looked for where one of `end_signs` is seen, and
+    `error` where one of `error_signs` is."""
 
     end_signs: tuple[bytes, ...]
     end: re.Pattern[bytes]
     error: re.Pattern[bytes]
     shape: str
+    error_signs: tuple[bytes, ...] = (b'"error"',)
     names_errors: bool = False
     """Whether an error's event carries its name in a line of its own."""
 
@@ -54,6 +56,7 @@ _RESPONSES = Dialect(
     _at_line(rb"event:\s*response\.(?:completed|incomplete)\b"),
     _at_line(_ERROR + rb"|event:\s*(?:error|response\.failed)\b"),
     "openai",
+    error_signs=(b'"error"', b"response.failed"),
     names_errors=True,
 )
 _MESSAGES = Dialect(
@@ -85,6 +88,7 @@ class EventStream:
 
     def __init__(self, dialect: Dialect = _CHAT, *, hides_usage: bool = False) -> None:
         self._dialect, self._hides_usage = dialect, hides_usage
+        self._signs = (*_COUNTS, *dialect.error_signs, *dialect.end_signs)
         self._rest = b""
         self._first_usage = self._last_usage = b""
         self.has_content = self.is_done = False
@@ -101,9 +105,9 @@ class EventStream:
             data, self._rest = data[:end], data[end:]
             if len(self._rest) > EVENT_LIMIT_BYTES:
                 raise NotAStream("an event without end")
-        if b'"error"' in data or b"response.failed" in data:
+        if any(sign in data for sign in self._dialect.error_signs):
             data = self._until_error(data)
-        if (b'"usage"' in data or b'"timings"' in data) and _USAGE.search(data):
+        if any(sign in data for sign in _COUNTS) and _USAGE.search(data):
             data = self._without_usage(data)
         if not self.has_content and _CONTENT.search(data):
             self.has_content = True
@@ -119,12 +123,11 @@ class EventStream:
             return False
         if not data.endswith(b"\n\n") or data.startswith(b":"):
             return False
-        for sign in self._dialect.end_signs:
-            if sign in data:
+        for sign in self._signs:
+            # `in` takes twice as long, as it tries the sign as a number first.
+            if data.find(sign) >= 0 and (sign not in _COUNTS or _USAGE.search(data)):
                 return False
-        if b'"error"' in data or b"response.failed" in data:
-            return False
-        return not ((b'"usage"' in data or b'"timings"' in data) and _USAGE.search(data))
+        return True
 
     def finish(self) -> bytes:
         """After the engine's last byte: a last word that lacks its empty line still counts."""
@@ -167,6 +170,7 @@ class EventStream:
 
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n")
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
+_COUNTS = (b'"usage"', b'"timings"')
 _USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CONTENT = _at_line(rb"data:(?!\s*\[DONE\])\s*\S")
