@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib import request
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -14,12 +18,14 @@ from django.test import Client
 from catalog.actions import edit_model
 from catalog.models import Event, Model
 from nodes import checking, jobs, tasks
+from nodes.exposition import read_samples
 from nodes.models import EngineCheck, Job, Rank, Replica
 from nodes.origins import origin_of
 from nodes.showing import check_of_model, check_of_replica, models_with_replicas, replicas
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, model_form, nobody_is_asked
 from tests.rest_client import Api, sentence
 from tests.sim_thread import ABLE, serving
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -278,6 +284,37 @@ def test_a_check_is_stopped_while_it_waits_for_an_answer() -> None:
 
 
 # --- in the admin ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_command_with_what_was_found(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a bench's: no traceback, and a job that is over at once."""
+    before = signal.getsignal(number)
+    with running("--stall-after", "2") as replica:
+        origin = origin_of(replica)
+        assert origin is not None
+        metrics = request.Request(f"{origin.url}/metrics", headers={"Authorization": f"Bearer {origin.key}"})
+
+        def is_chatting() -> bool:
+            with request.urlopen(metrics, timeout=5) as answer:
+                samples = read_samples(answer.read().decode(), frozenset({"vllm:num_requests_running"}))
+            return any(sample.value for sample in samples)
+
+        def interrupt() -> None:
+            wait_until(is_chatting, "the check to ask for a chat")
+            os.kill(os.getpid(), number)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(CommandError, match=r"^It was stopped by ") as stopped:
+            call_command("engine_check", "tiny")
+        thread.join()
+    assert stopped.value.returncode == 130
+    assert f"replica {str(replica.pk)[:8]}" in told(capsys)
+    assert Job.objects.get().state == "stopped"
+    assert signal.getsignal(number) is before
 
 
 def test_the_admin_asks_for_checks_and_shows_what_they_found() -> None:

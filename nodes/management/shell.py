@@ -1,9 +1,12 @@
-"""How commands find the node, replica or job that an operator names, and tell what a change would bring
-about."""
+"""How commands find the node, replica or job that an operator names, tell what a change would bring about,
+and stop what they carry out."""
 
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.core.management.base import CommandError, OutputWrapper
 
@@ -14,6 +17,7 @@ from nodes.consequences import Consequences
 from nodes.models import Job, Node, Orphan, Replica, Webhook
 from nodes.telling import NO_CONSEQUENCES, consequences_tables
 
+STOPPED_CODE = 130  # as shells tell of a program that Ctrl-C ended
 SHORTEST_ID = 4  # digits that tell replicas apart well enough to be typed
 _BEGINNING = re.compile(f"[0-9a-fA-F-]{{{SHORTEST_ID},36}}")
 
@@ -82,3 +86,21 @@ def print_consequences(stdout: OutputWrapper, found: Consequences) -> None:
         print_table(stdout, headings, rows)
     if not found:
         stdout.write(NO_CONSEQUENCES)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[str]]:
+    """What Ctrl-C and TERM put there, for the job to be stopped as every other door would have it; a second
+    Ctrl-C waits for nothing."""
+    asked: list[str] = []
+
+    def note(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

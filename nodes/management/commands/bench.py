@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from nodes.bench.asks import DISTRIBUTIONS, Row, read_rows
 from nodes.bench.options import Options
 from nodes.benching import apply_weights, ask_bench, carry_out, proposed
 from nodes.jobs import Progress
-from nodes.management.shell import find_replica
+from nodes.management.shell import STOPPED_CODE, asked_to_stop, find_replica
 from nodes.measured import (
     HEADINGS,
     STEP_HEADINGS,
@@ -36,7 +33,6 @@ from nodes.tasks import wake
 
 BAR = 24  # characters
 DATASET_LIMIT_BYTES = 256 * 1024 * 1024
-STOPPED_CODE = 130  # as shells tell of a program that Ctrl-C ended
 DEFAULT = Options()
 
 EXAMPLES = """
@@ -117,7 +113,7 @@ class Command(BaseCommand):
             why=why,
             door=DOOR,
         )
-        with _asked_to_stop() as asked, _Meter(self.stderr) as meter:
+        with asked_to_stop() as asked, _Meter(self.stderr) as meter:
 
             def show(progress: Progress) -> None:
                 meter.show(progress)
@@ -208,24 +204,6 @@ def _end_of(job: Job) -> str:
     if job.state == Job.State.STOPPED:
         return f"Stopped; nothing of it goes on. {shown(job.result.get('says', ''), 2_000)}".rstrip()
     return shown(job.problem, 2_000)
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[str]]:
-    """What Ctrl-C and TERM put there, for the job to be stopped as every other door would have it; a second
-    Ctrl-C waits for nothing."""
-    asked: list[str] = []
-
-    def note(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        asked.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Meter:

@@ -17,7 +17,7 @@ from nodes import jobs
 from nodes.checking import PATIENCE_S, ask_check, carry_out
 from nodes.checks import CHECKS, Verdict
 from nodes.jobs import job_as_dict
-from nodes.management.shell import find_replica
+from nodes.management.shell import STOPPED_CODE, asked_to_stop, find_replica
 from nodes.models import Job
 
 HEADINGS = ("check", "claimed", "verdict", "what it does")
@@ -53,10 +53,17 @@ class Command(BaseCommand):
             row = find_model(model)
             chosen = str(find_replica(replica).pk) if replica else ""
             job = ask_check(row, replica=chosen, patience_s=patience_s, by=who(), why=why, door=DOOR)
-            try:
-                ended = jobs.run(job.pk, carry_out, on_progress=self._show)
-            finally:
-                self._show({})
+            with asked_to_stop() as asked:
+
+                def show(progress: jobs.Progress) -> None:
+                    self._show(progress)
+                    if asked:
+                        jobs.stop(job.pk, by=who(), why=asked.pop(), door=DOOR)
+
+                try:
+                    ended = jobs.run(job.pk, carry_out, on_progress=show)
+                finally:
+                    self._show({})
         if ended is None:
             raise CommandError(
                 f"Somebody stopped the check, or a worker carries it out: manage.py jobs tells "
@@ -66,8 +73,10 @@ class Command(BaseCommand):
             print_json(self.stdout, job_as_dict(ended))
         else:
             self._tell(ended)
+        if ended.state == Job.State.STOPPED:
+            raise CommandError(f"It was {shown(ended.problem, 2_000)}.", returncode=STOPPED_CODE)
         if ended.state != Job.State.DONE:
-            raise CommandError(shown(ended.problem, 2_000) or "It was stopped.")
+            raise CommandError(shown(ended.problem, 2_000))
         failed = [each for each in ended.result["findings"] if each["verdict"] == Verdict.FAILED]
         if failed:
             what = ", ".join(CHECKS[each["check"]] for each in failed)
