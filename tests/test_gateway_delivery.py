@@ -523,10 +523,11 @@ def test_another_model_stands_in_for_one_whose_replica(standing_in: Stage, scrip
     standing_in.play.engine.script = script
     for is_stream in (False, True):
         headers, body = standing_in.ask(stream=is_stream)
-        assert headers["x-llmgw-model"] == "other"
+        if b": waiting" not in body:  # on a busy machine a comment, and with it the head, may come first
+            assert headers["x-llmgw-model"] == "other"
         assert b'"tiny"' in body
         assert b'"other"' not in body, "the client hears the name that it used"
-    assert standing_in.told()["model"] == "other"
+        assert standing_in.told()["model"] == "other"
 
 
 def test_another_model_stands_in_for_one_without_a_replica(standing_in: Stage) -> None:
