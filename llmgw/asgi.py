@@ -34,6 +34,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _gateway: GatewayApp | None = None
 _probes: Probes | None = None
+_NEW_OBJECTS = 10_000
+"""After so many, the young ones are looked through for garbage. Python's own 700 are a few requests'."""
 _draining = Draining()
 
 
@@ -146,6 +148,7 @@ def _leave_alone_what_stays() -> None:
     if threading.current_thread() is threading.main_thread():
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
 
 
 async def _live(receive: Receive, send: Send) -> None:
