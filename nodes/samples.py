@@ -94,7 +94,7 @@ def _put(step_s: int, at: datetime, values: Mapping[Subject, Values]) -> None:
         ],
         update_conflicts=True,
         unique_fields=_PLACE,
-        update_fields=["lines"],
+        update_fields=["lines", "is_rolled"],  # a value that comes late is rolled up, too
     )
 
 

@@ -238,6 +238,16 @@ def test_an_hour_that_is_over_becomes_a_place_in_its_day_once() -> None:
 
 
 @pytest.mark.django_db
+def test_a_minute_that_comes_once_its_hour_was_rolled_counts_in_the_day() -> None:
+    """Of a writer that was slow, or of a clock that was set back."""
+    kept("a", 3, at=NOON)
+    kept("a", 7, at=NOON + timedelta(hours=1))
+    kept("a", 5, at=NOON + timedelta(minutes=59))
+    kept("a", 7, at=NOON + timedelta(hours=1, minutes=1))
+    assert samples.lines(("node", "a"), HOUR_S, NOON, 1) == {"gpus": [4]}
+
+
+@pytest.mark.django_db
 def test_hours_that_nobody_rolled_are_rolled_one_after_another() -> None:
     """As after days in which nothing ran here, or a crash between an hour and the next."""
     for hours in (50, 49, 3):
