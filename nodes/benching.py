@@ -2,7 +2,8 @@
 
 A bench finds the highest load at which the model's promise holds. It is a job, so that a worker or a shell
 carries it out, with its progress on the row. Whatever ends it, nothing of it goes on: requests are cut off
-with their connections, and the key that a bench of the gateway uses is revoked.
+with their connections, and the key that a bench of the gateway uses is revoked; that of one which was killed
+was known to nobody else, and ends by itself.
 """
 
 from __future__ import annotations
