@@ -372,6 +372,12 @@ def test_options_that_cannot_be_are_refused(given: object, says: str) -> None:
     assert says in str(refused.value)
 
 
+def test_a_rate_that_is_none_is_compared_with_no_other() -> None:
+    with pytest.raises(CatalogError) as refused:
+        Options.load({"max_rate": -1})
+    assert str(refused.value) == "the bench: max_rate must be from 0.01 to 5000 requests a second"
+
+
 # --- weights ----------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ class Options:
             if not LOWEST_RATE <= getattr(self, key) <= HIGHEST_RATE:
                 says = f"{key} must be from {LOWEST_RATE} to {HIGHEST_RATE} requests a second"
                 reader.refuse(key, "range", says)
-        if self.start_rate > self.max_rate:
+        if self.start_rate > self.max_rate >= LOWEST_RATE:
             says = f"start_rate {self.start_rate:g} is above max_rate {self.max_rate:g}; give a lower one"
             reader.refuse("start_rate", "range", says)
         if self.distribution == "uniform" and self.spread > 1:
