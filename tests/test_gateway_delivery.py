@@ -87,7 +87,7 @@ def all_stages(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
     log = tmp_path_factory.mktemp("log") / "access.jsonl"
-    settings = {"HOLD_S": 1, "IDLE_S": 0.5, "FIRST_BYTE_S": 1, "COMMENT_S": 0.1, "ACCESS_LOG": str(log)}
+    settings = {"HOLD_S": 1, "IDLE_S": 0.5, "FIRST_BYTE_S": 1, "COMMENT_S": 0.25, "ACCESS_LOG": str(log)}
     with playing_for_many(
         django_db_blocker, **{f"LLMGW_{name}": value for name, value in settings.items()}
     ) as play:
@@ -202,7 +202,7 @@ def test_the_engines_own_time_is_no_overhead(stage: Stage) -> None:
 
 
 def test_a_silence_is_filled_with_comments_before_the_first_word_and_between_words(stage: Stage) -> None:
-    stage.play.engine.script = _streaming("One", " two", pause_s=0.35, first_s=0.35)
+    stage.play.engine.script = _streaming("One", " two", pause_s=0.4, first_s=0.4)
     frames = stage.stream()
     first = next(at for at, frame in enumerate(frames) if b"One" in frame)
     second = next(at for at, frame in enumerate(frames) if b"two" in frame)
@@ -212,7 +212,7 @@ def test_a_silence_is_filled_with_comments_before_the_first_word_and_between_wor
 
 def test_a_comment_does_not_keep_a_request_from_another_replica(stage: Stage) -> None:
     async def waits_and_drops(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.6)
         drop(request)
         return web.Response()
 
@@ -227,7 +227,7 @@ def test_a_comment_does_not_keep_a_request_from_another_replica(stage: Stage) ->
 
 def test_a_refusal_after_a_comment_is_the_streams_last_event(stage: Stage) -> None:
     async def waits_and_refuses(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.6)
         return web.json_response({"error": {"message": "too long"}}, status=400)
 
     stage.play.engine.script = waits_and_refuses
