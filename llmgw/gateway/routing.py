@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import fsum, inf, log
 from typing import NamedTuple
 
 from llmgw.gateway.admission import ModelEntry
@@ -102,7 +102,7 @@ class _Lineup:
         self.multipliers = [memory.multiplier for memory in memories]
         self.prefixes = [memory.prefixes for memory in memories]
         self.weights = [target.weight for target in targets]
-        self.weight = sum(self.weights)
+        self.weight = fsum(self.weights)  # whose last digit is the same in any order
         self.are_alike = len({*self.weights}) == 1
 
 
