@@ -94,7 +94,13 @@ def wall_clock_of(agent: AgentProcess) -> timedelta:
     return parsedate_to_datetime(agent.ask("GET", "/v1/state").headers["Date"]) - datetime.now(UTC)
 
 
-@pytest.mark.parametrize(("offset", "away"), [("+3d", timedelta(days=3)), ("-2h", timedelta(hours=-2))])
+@pytest.mark.parametrize(
+    ("offset", "away"),
+    [
+        pytest.param("+3d", timedelta(days=3), marks=pytest.mark.soak),
+        ("-2h", timedelta(hours=-2)),
+    ],
+)
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, offset: str, away: timedelta) -> None:
     clock = WallClock(tmp_path)
     with AgentProcess(tmp_path, environment=clock.environment) as agent:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bench.databases import measured_on
 
 
+@pytest.mark.soak
 def test_a_pass_takes_as_many_queries_for_a_hundred_replicas_as_for_ten() -> None:
     few, many = (
         measured_on(["sqlite"], "tests.bench.passes", "--here", "--nodes", nodes)["sqlite"]

@@ -199,6 +199,7 @@ BAD = [
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(("form", "says"), BAD)
 def test_every_door_says_the_same_and_saves_nothing(admin: Client, form: Form, says: str) -> None:
     first = rest_adds(admin, form)
@@ -212,6 +213,7 @@ def test_every_door_says_the_same_and_saves_nothing(admin: Client, form: Form, s
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_says_what_a_key_opens(admin: Client, door: str) -> None:
     if door in EDITING:
@@ -224,6 +226,7 @@ def test_every_door_says_what_a_key_opens(admin: Client, door: str) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_a_key_opens_every_model_unless_it_is_said_which(admin: Client) -> None:
     for door in ADDING.values():
         assert door(admin, {}) == []
@@ -231,6 +234,7 @@ def test_a_key_opens_every_model_unless_it_is_said_which(admin: Client) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("door", "form"),
     [
@@ -248,6 +252,7 @@ def test_what_was_set_is_taken_back(admin: Client, door: str, form: Form) -> Non
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize("door", ["the admin adds", "POST", "the admin edits", "PATCH"])
 def test_an_empty_list_is_refused_and_is_never_all(admin: Client, door: str) -> None:
     if door in EDITING:
@@ -258,6 +263,7 @@ def test_an_empty_list_is_refused_and_is_never_all(admin: Client, door: str) -> 
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_models_that_are_named_without_the_tick_are_no_key_for_all(admin: Client) -> None:
     named = {"name": "k", "user": User.objects.get().pk, "scope": "inference", "models": "tiny"}
     says = "models are named, and the key is to open every model; tick the box above, or name none"
@@ -266,6 +272,7 @@ def test_models_that_are_named_without_the_tick_are_no_key_for_all(admin: Client
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_whatever_shows_a_key_shows_what_it_opens(admin: Client) -> None:
     key = a_key(**WHOLE)
     words = "60 requests a minute, 9000 tokens a minute, 4 at once"
@@ -289,6 +296,7 @@ def _printed(*words: str) -> str:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_key_edit_tells_what_it_changed(admin: Client) -> None:
     key = a_key(models=["tiny"], concurrency=2)
     assert _printed("key_edit", key.pk, "--models", "big", "--concurrency", "").splitlines() == [
@@ -310,6 +318,7 @@ def test_key_edit_tells_what_it_changed(admin: Client) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_a_rename_keeps_a_model_in_the_list(catalog: None) -> None:
     a_key(models=["tiny"])
     call_command("model_edit", "tiny", "--name", "small", stdout=io.StringIO())
@@ -339,6 +348,7 @@ def _removed_by_import() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "remove",
     [
@@ -401,6 +411,7 @@ BEYOND = [
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(("own", "asked", "where", "says"), BEYOND)
 def test_a_key_asked_for_with_a_key_does_no_more_than_that(
     catalog: None, own: Form, asked: Form, where: str, says: str
@@ -422,6 +433,7 @@ def test_a_key_asked_for_with_a_key_does_no_more_than_that(
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_a_key_is_bound_by_what_the_asking_one_is_now(catalog: None) -> None:
     api = _limited_api(concurrency=5)
     assert api("POST", "keys", {"name": "k", "concurrency": 5})[0] == 201
@@ -430,6 +442,7 @@ def test_a_key_is_bound_by_what_the_asking_one_is_now(catalog: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("patch", "is_narrower"),
     [
@@ -460,6 +473,7 @@ def test_who_may_make_no_keys_narrows_theirs_and_widens_none(
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_a_key_of_another_is_not_there(catalog: None) -> None:
     key = a_key()
     user = viola()
@@ -473,6 +487,7 @@ def test_a_key_of_another_is_not_there(catalog: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_an_edit_counts_as_a_change_and_one_that_changes_nothing_does_not(catalog: None) -> None:
     key = a_key()
     assert edit_key(key.pk, {"concurrency": 2}, by="bob", door="api", why="as agreed")
@@ -488,6 +503,7 @@ def test_an_edit_counts_as_a_change_and_one_that_changes_nothing_does_not(catalo
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_two_edits_of_different_fields_are_both_kept(catalog: None) -> None:
     key = a_key()
     edit_key(key.pk, {"concurrency": 2}, by="bob", door="api")
@@ -496,6 +512,7 @@ def test_two_edits_of_different_fields_are_both_kept(catalog: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_of_two_edits_of_one_version_one_is_told_what_the_other_did(admin: Client) -> None:
     key = a_key()
     told = admin.get(f"/api/keys/{key.pk}")
@@ -520,6 +537,7 @@ def test_of_two_edits_of_one_version_one_is_told_what_the_other_did(admin: Clien
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize("door", EDITING)
 def test_a_revoked_key_stays_as_it_was(admin: Client, door: str) -> None:
     key = a_key()
@@ -535,6 +553,7 @@ def test_a_revoked_key_stays_as_it_was(admin: Client, door: str) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_a_model_that_goes_while_a_key_is_made_is_missed(catalog: None) -> None:
     _removed_by_verb()
     with pytest.raises(CatalogError, match=r'^the key: model "tiny" is not in the catalog'):
@@ -543,6 +562,7 @@ def test_a_model_that_goes_while_a_key_is_made_is_missed(catalog: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 def test_the_secret_is_told_by_key_create_alone(catalog: None) -> None:
     alice()
     made = json.loads(_printed("key_create", "k", "--user", "alice", "--models", "tiny", "--json"))
@@ -554,6 +574,7 @@ def test_the_secret_is_told_by_key_create_alone(catalog: None) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("migration", "undo", "asked"),
     [

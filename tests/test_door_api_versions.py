@@ -13,7 +13,7 @@ from catalog.models import Model, Profile
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited, model_form, viola
 from tests.rest_client import Api, field, sentence
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture

@@ -35,11 +35,14 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return run
 
 
+SOAK = pytest.mark.soak  # each is some shells that start Django: one of a kind is enough for every day
 ASCII = {"PYTHONIOENCODING": "ascii"}
 C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.parametrize("locale", [ASCII, C], ids=["asked for ASCII", "a locale of ASCII"])
+@pytest.mark.parametrize(
+    "locale", [pytest.param(ASCII, marks=SOAK), C], ids=["asked for ASCII", "a locale of ASCII"]
+)
 def test_a_file_is_utf8_whatever_the_locale(shell: Shell, locale: dict[str, str]) -> None:
     done = shell("manage catalog_export", **locale)
     assert (done.returncode, NAME in done.stdout.decode()) == (0, True), done.stderr
@@ -47,7 +50,9 @@ def test_a_file_is_utf8_whatever_the_locale(shell: Shell, locale: dict[str, str]
     assert again.stdout.decode().startswith("Nothing to change"), again.stderr
 
 
-@pytest.mark.parametrize("command", ["catalog_export", "models --json"], ids=["at the end", "in between"])
+@pytest.mark.parametrize(
+    "command", ["catalog_export", pytest.param("models --json", marks=SOAK)], ids=["at the end", "in between"]
+)
 def test_a_full_disk_is_said(shell: Shell, command: str) -> None:
     done = shell(f"manage {command} > /dev/full")
     says = "Not all could be written: No space left on device. Look what was done before you repeat it.\n"
@@ -59,7 +64,9 @@ def test_a_reader_that_leaves_has_enough(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(each, marks=SOAK) for each in ("0<&-", "1>&-", "2>&-")), "0<&- 1>&- 2>&-"]
+)
 def test_streams_that_are_closed_are_no_failure(shell: Shell, closed: str) -> None:
     done = shell(f"manage model_edit {NAME} --description $RANDOM {closed}")
     assert done.returncode == 0, done.stderr

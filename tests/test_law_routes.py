@@ -62,6 +62,7 @@ def test_the_walk_finds_the_doors() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.one_database
 @pytest.mark.parametrize("path", CONTROL_PLANE)
 def test_the_control_plane_wants_to_know_who_asks(path: str) -> None:
     client = Client()
