@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import Any
 
 import openai
@@ -215,7 +216,10 @@ def test_who_was_cut_off_waits_for_the_replica_that_is_away(play: Play) -> None:
     change(play.model, timeout_hold_ns=10_000_000_000)
     with play.another_engine(well_behaved) as other:
         play.engine.heard.clear()
-        wait_until(lambda: play.chat() and other.heard and play.engine.heard, "both to be asked")
+        talks = ([{"role": "user", "content": f"Talk {number}"}] for number in count())
+        wait_until(
+            lambda: play.chat(messages=next(talks)) and other.heard and play.engine.heard, "both to be asked"
+        )
         other.script, play.engine.script = taking_away(other, play.engine), taking_away(play.engine, other)
         assert play.chat().choices
         assert len(returning) == 1
