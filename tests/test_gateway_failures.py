@@ -215,6 +215,12 @@ def test_who_was_cut_off_waits_for_the_replica_that_is_away(play: Play) -> None:
 
     change(play.model, timeout_hold_ns=10_000_000_000)
     with play.another_engine(well_behaved) as other:
+        # What tests before have made of the first is forgotten with it.
+        change(play.replica, state="starting")
+        wait_until(lambda: list(play.web.targets()) != [str(play.replica.pk)], "the second to be known")
+        wait_until(lambda: str(play.replica.pk) not in play.web.targets(), "the first to be gone")
+        assert play.chat().choices
+        change(play.replica, state="ready")
         play.engine.heard.clear()
         talks = ([{"role": "user", "content": f"Talk {number}"}] for number in count())
         wait_until(
