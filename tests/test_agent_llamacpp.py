@@ -115,5 +115,5 @@ def test_what_cannot_start_says_why(agent: AgentProcess, model: Path, tmp_path: 
     for cause, (wanted, words) in cases.items():
         failed = agent.wait_for(wanted["replica"], "failed", timeout_s=60)
         kind = "node" if cause == "model_path_missing" else "configuration"  # another node may have it
-        assert (failed["cause"], failed["kind"]) == (cause, kind), failed
+        assert (failed["cause"], failed["kind"]) == (cause, kind), agent.story()
         assert words in failed["reason"]
