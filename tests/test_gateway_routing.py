@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from random import Random
 
 import pytest
@@ -75,10 +75,13 @@ def test_prompts_share_as_many_links_as_they_share_blocks() -> None:
 
 
 def test_blocks_in_another_order_are_another_prompt() -> None:
-    first, second = "a" * 64, "b" * 64
-    links = [chain(b"", [("-" * 63 + order).encode()]).links for order in (first + second, second + first)]
-    assert links[0][0] == links[1][0]
-    assert not set(links[0][1:]) & set(links[1][1:])
+    chance = Random(5)
+    for _ in range(100):
+        blocks = [chance.randbytes(prefixes.BLOCK_BYTES) for _ in range(4)]
+        orders = [[b"-" * (prefixes.BLOCK_BYTES - 1), *order] for order in permutations(blocks)]
+        ends = [chain(b"", [b"".join(order)]).links for order in orders]
+        assert len({links[0] for links in ends}) == 1
+        assert len({links[-1] for links in ends}) == len(orders)
 
 
 def test_nothing_is_shared_under_two_salts() -> None:

@@ -50,8 +50,12 @@ def chain(salt: bytes, parts: Iterable[bytes]) -> Chain:
     text = b"\0".join(pieces)
     count = -(-len(text) // BLOCK_BYTES)
     text = text.ljust(count * BLOCK_BYTES, b"\0")
-    # A block's hash has its place in it, so that a sum of them knows their order, and adding is fast.
-    return Chain(tuple(accumulate(map(hash, enumerate(_cutter(count).unpack(text))))), text)
+    return Chain(tuple(accumulate(_cutter(count).unpack(text), _link, initial=0))[1:], text)
+
+
+def _link(before: int, block: bytes) -> int:
+    # Hashes of tuples may be nested, and not added: in a sum, two blocks can often change their places.
+    return hash((before, block))
 
 
 @lru_cache(maxsize=BLOCKS_LIMIT + 1)
