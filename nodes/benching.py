@@ -46,15 +46,18 @@ def ask_bench(
     replica: uuid.UUID | None = None,
     profile: str = "",
     address: str = "",
+    rows: Sequence[Row] = (),
     by: str,
     why: str = "",
     door: str,
 ) -> Job:
     """The bench, queued. `replica` or `profile` say where; left out, a ready replica is taken, sooner one of
     a profile that was not measured yet. `address`: of the gateway, where a shell knows a better one than the
-    settings. Raises CatalogError, whose sentence says what is in the way."""
+    settings. `rows`: of the dataset that the options name, from a shell that carries the bench out itself.
+    Raises CatalogError, whose sentence says what is in the way."""
     options = Options.load(raw)
     _judge(model, options)
+    _check_dataset(model.name, options, rows)
     ranks = ready_ranks(model)
     if options.through == GATEWAY:
         if replica or profile:
@@ -64,7 +67,9 @@ def ask_bench(
                 field="through",
             )
         _check_address(address or settings.LLMGW_GATEWAY_URL)
+        _owner(by)
     found = _chosen(model, ranks, replica, profile)
+    _check_context(model, found, options, rows)
     kept = options.as_dict() | ({"address": address} if address else {})
     at = None if options.through == GATEWAY else found.replica_id
     return ask(Job.Kind.BENCH, model, replica=at, options=kept, by=by, why=why, door=door)
@@ -76,13 +81,9 @@ def carry_out(job: Job, report: Report, *, rows: Sequence[Row] = ()) -> Mapping[
     if job.model is None:
         raise JobFailed(without_model(job.model_name))
     options = load_of(job.options)
-    if options.dataset and not rows:
-        raise JobFailed(
-            f"The dataset {options.dataset} is read by the shell that asks for the bench, and by no worker; "
-            f"start it there (manage.py bench)."
-        )
     ranks = ready_ranks(job.model)
     try:
+        _check_dataset(job.model.name, options, rows)
         rank = _chosen(job.model, ranks, job.replica, "")
     except JobRefused as no:
         raise JobFailed(str(no)) from None
@@ -201,6 +202,35 @@ def _chosen(model: Model, ranks: Sequence[Rank], replica: uuid.UUID | None, prof
     return next((rank for rank in fit if rank.replica.profile_name not in measured), fit[0])
 
 
+def _check_dataset(name: str, options: Options, rows: Sequence[Row]) -> None:
+    """Raises JobRefused where the options name a dataset that whoever carries the bench out does not have."""
+    if options.dataset and not rows:
+        raise JobRefused(
+            f"The dataset {quote(options.dataset)} is read by the shell that carries the bench out, and by "
+            f"no worker; bench from a shell where it is (manage.py bench {name} --dataset FILE), or leave it "
+            "out.",
+            field="dataset",
+        )
+
+
+def _check_context(model: Model, rank: Rank, options: Options, rows: Sequence[Row]) -> None:
+    """Raises JobRefused where an engine would refuse what it is to be asked, whatever the load."""
+    context_length = rank.context_length or model.spec.context_length
+    usual = Row(options.prompt_tokens, options.output_tokens)
+    largest = max(rows or (usual,), key=lambda row: row.prompt_tokens + row.output_tokens)
+    if not 0 < context_length < largest.prompt_tokens + largest.output_tokens:
+        return
+    asked = f"a prompt of {largest.prompt_tokens} tokens and an answer of {largest.output_tokens}"
+    if not largest.prompt_tokens:  # its messages have as many as the engine counts
+        asked = f"an answer of {largest.output_tokens} tokens"
+    raise JobRefused(
+        f"The context of {quote(model.name)} is {context_length} tokens, which has no room for {asked}; "
+        + (f"leave such rows out of the dataset {quote(options.dataset)}." if rows else "ask for fewer."),
+        field="dataset" if rows else "prompt_tokens",
+        code="range",
+    )
+
+
 def _check_address(address: str) -> None:
     if not address:
         raise JobRefused(
@@ -298,11 +328,12 @@ def _aim(job: Job, options: Options, rank: Rank) -> Iterator[tuple[Aim, str]]:
 
 
 def _owner(by: str) -> User:
-    """Whose the key is: of who asked, or of somebody who may do everything, where that was a shell."""
+    """Whose the key is: of who asked, or of somebody who may do everything, where that was a shell. Raises
+    JobRefused."""
     people = User.objects.filter(is_active=True)
     found = people.filter(username=by).first() or people.filter(is_superuser=True).order_by("pk").first()
     if found is None:
-        raise JobFailed(
+        raise JobRefused(
             "A key belongs to a user, and there is none who may do everything; make one (manage.py "
             "createsuperuser), then bench through the gateway."
         )

@@ -16,14 +16,14 @@ from catalog.models import Model
 from catalog.reading import quote
 from nodes import jobs
 from nodes.checks import CHECKS, Claims, Finding, Verdict, claims_of, is_claimed, verdict_of
-from nodes.engines import ENGINES
+from nodes.engines import ENGINES, Adapter
 from nodes.interview import EngineGone, Interview, Subject
 from nodes.jobs import JobFailed, JobRefused
 from nodes.models import EngineCheck, Job, Replica
-from nodes.origins import origin_of
+from nodes.origins import Origin, origin_of
 
-PATIENCE_S = 60.0
-"""For one answer, where nobody says otherwise."""
+PATIENCE_S, LONGEST_PATIENCE_S = 60.0, 3_600.0
+"""For one answer: where nobody says otherwise, and at most."""
 PROFILES_KEPT = 5  # of a model: the check of a profile that nobody runs any more is worth little
 
 
@@ -37,7 +37,15 @@ def ask_check(
     door: str,
 ) -> Job:
     """The job, queued. replica: its id; empty is whichever is ready. Raises JobRefused."""
+    if not 0 < patience_s <= LONGEST_PATIENCE_S:
+        raise JobRefused(
+            f"An answer is waited for up to {LONGEST_PATIENCE_S:g} s, and not for {patience_s:g} s; give "
+            "another --patience.",
+            field="patience",
+            code="range",
+        )
     chosen = choose(model, replica)
+    _reached(chosen)
     options = {} if patience_s == PATIENCE_S else {"patience_s": patience_s}
     return jobs.ask(
         Job.Kind.ENGINE_CHECK,
@@ -95,21 +103,29 @@ def _replica(text: str) -> Replica | None:
         return None
 
 
+def _reached(replica: Replica) -> tuple[Origin, Adapter]:
+    """Where it is asked, and as what. Raises JobRefused."""
+    origin = origin_of(replica)
+    adapter = ENGINES.get(origin.launch.engine) if origin else None
+    if origin is None or adapter is None:
+        raise JobRefused(
+            f"The replica {replica} tells no port at which its engine could be asked; manage.py replicas "
+            f"tells what has become of it.",
+            field="replica",
+            code="not_ready",
+        )
+    return origin, adapter
+
+
 def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
     """The findings. Raises JobFailed and JobStopped, with those until then."""
     if job.model is None:
         raise JobFailed(jobs.without_model(job.model_name))
     try:
         replica = choose(job.model, str(job.replica or ""))
+        origin, adapter = _reached(replica)
     except JobRefused as no:
         raise JobFailed(str(no)) from None
-    origin = origin_of(replica)
-    adapter = ENGINES.get(origin.launch.engine) if origin else None
-    if origin is None or adapter is None:
-        raise JobFailed(
-            f"The replica {replica} tells no port at which its engine could be asked; manage.py replicas "
-            f"tells what has become of it."
-        )
     about = {
         "fingerprint": replica.fingerprint,
         "engine": adapter.name,

@@ -152,6 +152,12 @@ def stopped() -> str:
     return str(a_replica(a_model(), a_node(), state="stopped").pk)
 
 
+def without_a_port() -> str:
+    a_replica(a_model(), a_node())
+    Rank.objects.update(port=None)
+    return str(Replica.objects.get().pk)
+
+
 def of_another() -> str:
     a_model()
     return str(a_replica(a_model("other"), a_node()).pk)
@@ -172,6 +178,10 @@ REFUSED = {
     stopped: (
         "The replica tiny/default {short} is stopped, and only one that is ready can be asked; choose "
         "another (manage.py replicas --model tells), or wait until it is."
+    ),
+    without_a_port: (
+        "The replica tiny/default {short} tells no port at which its engine could be asked; manage.py "
+        "replicas tells what has become of it."
     ),
     of_another: 'Model "tiny" has no replica "{id}"; manage.py replicas --model tells which it has.',
     unknown: 'Model "tiny" has no replica "{id}"; manage.py replicas --model tells which it has.',

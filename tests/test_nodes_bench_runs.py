@@ -302,7 +302,20 @@ def nothing_is_ready() -> Model:
     return model
 
 
+def ready_with_a_context_of(tokens: int) -> Model:
+    model = a_model(slo=SLO, context_length=4_000)
+    Rank.objects.filter(replica=a_replica(model, a_node())).update(context_length=tokens or None)
+    return model
+
+
+def asked_by_nobody_with_rights() -> Model:
+    viola()
+    return ready_with_a_context_of(0)
+
+
 GATEWAY = {"through": "gateway"}
+HERE = {"address": "http://127.0.0.1:8000"}
+WIDE = {"rows": [Row(40, 10), Row(2_000, 100)]}
 NO: list[Any] = [
     ("off", lambda: a_model(slo=SLO, scaling={"min": 0, "max": 0}), {}, {}, 'The model "tiny" is off'),
     ("no SLO", a_model, {}, {}, 'The model "tiny" promises nothing that could be held; give it an SLO'),
@@ -332,6 +345,34 @@ NO: list[Any] = [
     ),
     ("no URL", nothing_is_ready, GATEWAY, {"address": "ftp://x"}, '"ftp://x" is no address of a gateway'),
     ("no port", nothing_is_ready, GATEWAY, {"address": "http://x:99999"}, "is no address of a gateway"),
+    (
+        "nobody whose key it could be",
+        asked_by_nobody_with_rights,
+        GATEWAY,
+        HERE,
+        "A key belongs to a user, and there is none who may do everything; make one (manage.py",
+    ),
+    (
+        "a dataset that no worker has",
+        lambda: a_model(slo=SLO),
+        {"dataset": "x.jsonl"},
+        {},
+        "bench from a shell where it is (manage.py bench tiny --dataset FILE), or leave it out.",
+    ),
+    (
+        "too long for the context",
+        lambda: ready_with_a_context_of(0),
+        {"prompt_tokens": 3_900, "output_tokens": 101},
+        {},
+        "is 4000 tokens, which has no room for a prompt of 3900 tokens and an answer of 101; ask for fewer.",
+    ),
+    (
+        "a row too long for the context that the engine tells",
+        lambda: ready_with_a_context_of(2_048),
+        {"dataset": "x.jsonl"},
+        WIDE,
+        'an answer of 100; leave such rows out of the dataset "x.jsonl".',
+    ),
     ("a bad option", lambda: a_model(slo=SLO), {"step": "never"}, {}, "the bench: step must be a duration"),
 ]
 
@@ -371,8 +412,9 @@ def test_what_is_gone_when_a_worker_comes_to_it_is_said(sim: Sim) -> None:
     ended = jobs.run(job.pk, carry_out)
     assert ended.problem.startswith('The replica 0ddba11a of "my-model" is not ready')
     Replica.objects.update(state="ready")
-    told = jobs.run(ask_bench(model, SHORT | {"dataset": "x.jsonl"}, **WORDS).pk, carry_out)
-    assert told.problem.startswith("The dataset x.jsonl is read by the shell that asks for the bench")
+    of_a_shell = ask_bench(model, SHORT | {"dataset": "x.jsonl"}, rows=[Row(4, 2)], **WORDS)
+    told = jobs.run(of_a_shell.pk, carry_out)
+    assert told.problem.startswith('The dataset "x.jsonl" is read by the shell that carries the bench out')
 
 
 # --- at the doors -----------------------------------------------------------------------------------
@@ -558,6 +600,7 @@ def test_rest_asks_for_a_bench(sim: Sim) -> None:
         ({"replica": "x"}, "replica"),
         ({"options": []}, ""),
         ({"options": {"seed": "x"}}, "seed"),
+        ({"options": {"dataset": "/etc/passwd"}}, "dataset"),
     ):
         status, told = api("POST", f"models/{NAME}/bench", body)
         assert (status, told["errors"][0]["field"]) == (400, field)

@@ -109,6 +109,7 @@ class Command(BaseCommand):
             replica=None if replica is None else find_replica(replica).pk,
             profile=profile,
             address=options["gateway_url"].rstrip("/"),
+            rows=rows,
             by=who(),
             why=why,
             door=DOOR,
