@@ -29,7 +29,7 @@ _KINDS = shapes.ListField(
     help_text="; ".join(f"{kind}: {each.says}" for kind, each in KINDS.items())
     + ". None: it is told of all.",
 )
-_TAKEN = OpenApiResponse(ErrorsSerializer, REFUSALS["409"])
+_CONFLICT = OpenApiResponse(ErrorsSerializer, REFUSALS["409"])
 
 
 class WebhookSerializer(shapes.Serializer):
@@ -110,12 +110,12 @@ class TryWebhookSerializer(shapes.Serializer):
         summary="Add a webhook",
         parameters=[LOCATION],
         request=NewWebhookSerializer,
-        responses={201: MadeWebhookSerializer, 409: _TAKEN},
+        responses={201: MadeWebhookSerializer, 409: _CONFLICT},
     ),
     partial_update=extend_schema(
         summary="Change, pause or resume a webhook",
         request=WebhookPatchSerializer,
-        responses={200: WholeWebhookSerializer, 409: _TAKEN},
+        responses={200: WholeWebhookSerializer, 409: _CONFLICT},
     ),
     destroy=extend_schema(summary="Remove a webhook", parameters=[WHY], responses={204: GONE}),
 )
@@ -199,7 +199,7 @@ class WebhookViewSet(Resource):
     @extend_schema(
         summary="Post a test notice to a webhook, and tell what it answered",
         request=TryWebhookSerializer,
-        responses=DeliverySerializer,
+        responses={200: DeliverySerializer, 409: _CONFLICT},
     )
     def test(self, request: Request) -> Response:
         webhook = self.get_object()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -159,18 +159,26 @@ def deliver() -> int:
     return taken
 
 
-def deliver_now(delivery: Delivery) -> Delivery:
-    """Post this one, once and whatever else waits; what has become of it."""
-    (answer,) = post([_letter(delivery)])
-    state, counted = (
-        (Delivery.State.GIVEN_UP, "failed") if answer.problem else (Delivery.State.DELIVERED, "delivered")
-    )
-    Delivery.objects.filter(pk=delivery.pk).update(
-        state=state, tries=1, ended_at=Now(), status=answer.status, problem=answer.problem
-    )
-    Webhook.objects.filter(pk=delivery.webhook_id).update(**{counted: F(counted) + 1})
-    delivery.refresh_from_db()
-    return delivery
+def deliver_now(deliveries: Sequence[Delivery]) -> None:
+    """Post these, all at the same time, once and whatever else waits; they tell what has become of them, also
+    where their webhook was removed meanwhile."""
+    answers = post([_letter(delivery) for delivery in deliveries])
+    now = database_now()
+    for delivery, answer in zip(deliveries, answers, strict=True):
+        is_taken = not answer.problem
+        told = {
+            "state": Delivery.State.DELIVERED if is_taken else Delivery.State.GIVEN_UP,
+            "tries": 1,
+            "ended_at": now,
+            "status": answer.status,
+            "problem": answer.problem,
+        }
+        for name, value in told.items():
+            setattr(delivery, name, value)
+        counted = "delivered" if is_taken else "failed"
+        with transaction.atomic():
+            Webhook.objects.filter(pk=delivery.webhook_id).update(**{counted: F(counted) + 1})
+            Delivery.objects.filter(pk=delivery.pk).update(**told)
 
 
 def _claim() -> list[Delivery]:
@@ -215,11 +223,11 @@ def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
     counts = Webhook.objects.filter(pk=delivery.webhook_id)
     tries = delivery.tries + 1
     told: dict[str, Any] = {"tries": tries, "status": answer.status, "problem": answer.problem}
-    if not answer.problem:
-        rows.update(state=Delivery.State.DELIVERED, ended_at=Now(), **told)
-        counts.update(delivered=F("delivered") + 1, streak=0)
-        return True
     with transaction.atomic():
+        if not answer.problem:
+            counts.update(delivered=F("delivered") + 1, streak=0)
+            rows.update(state=Delivery.State.DELIVERED, ended_at=Now(), **told)
+            return True
         counts.update(failed=F("failed") + 1, streak=F("streak") + 1)
         streak = counts.values_list("streak", flat=True).first()
         if streak is None:  # it was removed meanwhile, and this delivery with it
@@ -244,8 +252,9 @@ def forget() -> None:
     for webhook in Webhook.objects.filter(pk__in=waiting.values("webhook")):
         mine = waiting.filter(webhook=webhook)
         too_many = mine.order_by("-id").values_list("pk", flat=True)[WAITING_LIMIT : WAITING_LIMIT + BITE]
-        given_up = mine.filter(Q(made_at__lt=Now() - GIVE_UP) | Q(pk__in=list(too_many))).update(
-            state=Delivery.State.GIVEN_UP, ended_at=Now()
-        )
-        if given_up:
-            Webhook.objects.filter(pk=webhook.pk).update(given_up=F("given_up") + given_up)
+        hopeless = mine.filter(Q(made_at__lt=Now() - GIVE_UP) | Q(pk__in=list(too_many)))
+        with transaction.atomic():
+            Webhook.objects.select_for_update().filter(pk=webhook.pk).first()  # who posts to it is done
+            given_up = hopeless.update(state=Delivery.State.GIVEN_UP, ended_at=Now())
+            if given_up:
+                Webhook.objects.filter(pk=webhook.pk).update(given_up=F("given_up") + given_up)

@@ -65,6 +65,8 @@ def edit_webhook(
     if not changed:
         return False
     with transaction.atomic():
+        if not _held([webhook]):
+            raise _gone(webhook)
         try:
             with transaction.atomic():
                 Webhook.objects.filter(pk=webhook.pk).update(**changed)
@@ -91,29 +93,50 @@ def resume_webhook(webhook: Webhook, *, by: str, door: str, why: str = "") -> bo
 def remove_webhook(webhook: Webhook, *, by: str, door: str, why: str = "") -> bool:
     """What waits for it is told to nobody. False: it had been removed already."""
     with transaction.atomic():
-        gone, _ = Webhook.objects.filter(pk=webhook.pk).delete()
-        if gone:
+        is_there = bool(_held([webhook]))
+        if is_there:
+            Webhook.objects.filter(pk=webhook.pk).delete()
             _record("remove", webhook, by=by, door=door, why=why)
-    return bool(gone)
+    return is_there
 
 
 def try_webhook(webhook: Webhook, *, by: str, door: str, why: str = "") -> Delivery:
-    """A notice of no trouble, posted once and at once, also to one that is paused: what has become of it."""
+    """As `try_webhooks`, of one. Raises CatalogError where it was removed meanwhile."""
+    tried = try_webhooks([webhook], by=by, door=door, why=why)
+    if webhook.pk not in tried:
+        raise _gone(webhook)
+    return tried[webhook.pk]
+
+
+def try_webhooks(
+    webhooks: Sequence[Webhook], *, by: str, door: str, why: str = ""
+) -> Mapping[uuid.UUID, Delivery]:
+    """A notice of no trouble, posted once and at once, also to those that are paused: what has become of it,
+    by webhook. All are posted to at the same time, and have one time-out between them."""
     now = database_now()
     body = {
         "kind": notices.TEST_KIND,
         "state": notices.TEST,
-        "subject": webhook.name,
         "sentence": f"{by} tries whether this webhook hears of llmgw; nothing is wrong.",
         "since": now.isoformat(),
         "at": now.isoformat(),
     }
     # Over from the beginning, so that nobody else posts it, and a crash leaves it so.
-    over = {"state": Delivery.State.GIVEN_UP, "ended_at": now}
+    over = {"state": Delivery.State.GIVEN_UP, "made_at": now, "ended_at": now}
+    deliveries: list[Delivery] = []
     with transaction.atomic():
-        delivery = noticing.hear([webhook], body, **over)[0]
-        _record("test", webhook, by=by, door=door, why=why)
-    return noticing.deliver_now(delivery)
+        for webhook in _held(webhooks):
+            deliveries += noticing.hear([webhook], {**body, "subject": webhook.name}, **over)
+            _record("test", webhook, by=by, door=door, why=why)
+    noticing.deliver_now(deliveries)
+    return {each.webhook_id: each for each in deliveries}
+
+
+def _held(webhooks: Sequence[Webhook]) -> list[Webhook]:
+    """Those of them that are there, and stay there for the length of the transaction. Whoever writes of both
+    writes of a webhook first, and of its deliveries then."""
+    rows = Webhook.objects.select_for_update().order_by("name")
+    return list(rows.filter(pk__in=[each.pk for each in webhooks]))
 
 
 def _checked(name: str, url: str, kinds: Sequence[str]) -> dict[str, Any]:
@@ -136,6 +159,11 @@ def _checked(name: str, url: str, kinds: Sequence[str]) -> dict[str, Any]:
 
 def _no(field: str, code: str, sentence: str) -> CatalogError:
     return CatalogError([Fault("", "", field, code, sentence)])
+
+
+def _gone(webhook: Webhook) -> CatalogError:
+    says = f"the webhook {quote(webhook.name)} was removed meanwhile; manage.py webhook_list tells which are"
+    return _no("", "conflict", f"{says} there")
 
 
 def _taken(name: str) -> CatalogError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import ipaddress
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,6 +127,28 @@ def test_the_admin_adds_one_and_shows_its_secret_once(receiver: Receiver) -> Non
     assert "Resume" in page(client, change)
     client.post(LIST, told | {"action": "remove"})
     assert not Webhook.objects.exists()
+
+
+def test_the_admin_tries_all_that_are_chosen_at_the_same_time(receiver: Receiver, settings: Any) -> None:
+    settings.LLMGW_WEBHOOK_TIMEOUT_S = 0.4
+    client = Client()
+    client.force_login(alice())
+    told = {"by": "alice", "door": "command"}
+    with Receiver(hangs=True) as hanging:
+        for number in range(6):
+            add_webhook(f"hanging {number}", hanging.url, **told)
+        add_webhook("pager", receiver.url, **told)
+        pks = [str(pk) for pk in Webhook.objects.values_list("pk", flat=True)]
+        began_s = time.monotonic()
+        asked = {"action": "try_out", "_selected_action": pks, "confirmed": "yes"}
+        said = text_of(client.post(LIST, asked, follow=True).content.decode())
+        took_s = time.monotonic() - began_s
+    assert "1 of 7 webhooks took a test notice." in said
+    assert took_s < 4 * 0.4, "one after another takes six times as long as one"
+    assert {each.deliveries.get().problem for each in Webhook.objects.all()} == {
+        "",
+        "It did not answer within 0.4 s.",
+    }
 
 
 def test_the_admin_shows_a_refusal_at_its_field(receiver: Receiver) -> None:

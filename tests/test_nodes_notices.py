@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models.functions import Now
 from hypothesis import given
 from hypothesis import settings as example_settings
@@ -468,6 +468,40 @@ def test_of_one_that_is_removed_while_it_hangs_no_other_suffers(receiver: Receiv
         with beside(noticing.deliver, hanging):
             remove_webhook(gone, by="alice", door="command")
     assert webhook.deliveries.get().state == Delivery.State.DELIVERED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_one_that_is_removed_while_it_is_tried_the_answer_is_told(receiver: Receiver) -> None:
+    receiver.hangs = True
+    webhook, _ = hook(receiver)
+    told: list[Delivery] = []
+    with beside(lambda: told.append(try_webhook(webhook, by="alice", door="command")), receiver):
+        remove_webhook(webhook, by="bob", door="admin")
+    assert [each.problem for each in told] == ["It did not answer within 0.5 s."]
+    assert not Delivery.objects.exists()
+    for verb in (try_webhook, pause_webhook):
+        with pytest.raises(CatalogError, match='"pager" was removed meanwhile;'):
+            verb(webhook, by="alice", door="command")
+    assert not remove_webhook(webhook, by="alice", door="command")
+
+
+@pytest.mark.django_db
+def test_what_was_taken_is_counted_and_written_down_or_neither(receiver: Receiver) -> None:
+    """A database that goes away between the two leaves nothing to be made up for."""
+    webhook, _ = hook(receiver)
+    lost()
+    seen_lately()
+    noticing.look()
+
+    def break_off(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith('UPDATE "nodes_delivery"'):
+            raise OperationalError
+        return execute(sql, *args)
+
+    with pytest.raises(OperationalError), connection.execute_wrapper(break_off):
+        noticing.deliver()
+    webhook.refresh_from_db()
+    assert (webhook.delivered, webhook.deliveries.get().state) == (0, Delivery.State.WAITING)
 
 
 # --- where to -------------------------------------------------------------------------------------
