@@ -16,6 +16,7 @@ from nodes.models import Job, Rank, Replica
 from nodes.showing import with_age
 
 SHOWN = 20
+WEIGHED = 100  # runs: the last that found a limit
 LOAD = ("distribution", "prompt_tokens", "output_tokens", "spread", "shared_prefix", "dataset")
 """What of a run's options makes two comparable."""
 
@@ -43,21 +44,29 @@ def runs_of(model_name: str, limit: int = SHOWN) -> list[Job]:
 
 def weighing_of(model: Model) -> Weighing:
     """The weights that what was measured directly at replicas of its profiles proposes."""
-    found = Job.objects.filter(kind=Job.Kind.BENCH, model=model, state=Job.State.DONE).order_by("ended_at")
-    return weigh(model.spec, [each for each in map(_capacity, found) if each is not None])
+    limits = Job.objects.filter(
+        kind=Job.Kind.BENCH,
+        model=model,
+        state=Job.State.DONE,
+        result__through=DIRECTLY,
+        result__is_limit=True,  # others may hold more than was tried
+    )
+    told = limits.order_by("-ended_at").values_list("options", *(f"result__{each}" for each in _OF_RESULT))
+    return weigh(model.spec, [_capacity(*each) for each in reversed(told[:WEIGHED])])
 
 
-def _capacity(job: Job) -> Capacity | None:
-    result = job.result
-    if result.get("through") != DIRECTLY or not result.get("is_limit"):  # it may hold more than was tried
-        return None
-    promise = result["promise"]
+_OF_RESULT = ("profile", "build", "rate", "promise")  # the rest is of each step, and long
+
+
+def _capacity(
+    options: Mapping[str, Any], profile: str, build: str, rate: float, promise: Mapping[str, float]
+) -> Capacity:
     return Capacity(
-        profile=result["profile"],
-        build=result["build"],
-        rate=result["rate"],
+        profile=profile,
+        build=build,
+        rate=rate,
         promise=(promise["ttft_p99_ms"], promise["tpot_p99_ms"]),
-        load=json.dumps({key: job.options.get(key) for key in LOAD}),
+        load=json.dumps({key: options.get(key) for key in LOAD}),
     )
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,7 +35,7 @@ from nodes.benching import ask_bench, carry_out
 from nodes.conversation import cluster_keys
 from nodes.generator import Aim, Generator
 from nodes.jobs import Progress
-from nodes.measured import curves_of, run_as_dict, runs_of
+from nodes.measured import curves_of, run_as_dict, runs_of, weighing_of
 from nodes.models import Job, Rank, Replica
 from tests.agent_process import ROOT
 from tests.cast import a_model, a_node, a_replica, alice, viola
@@ -543,6 +544,17 @@ def test_weights_are_shown_and_then_set(capsys: Any) -> None:
     told = json.loads(said_by("tiny", "--runs", "--json", capsys=capsys))
     assert [each["weight"] for each in told["weights"]["profiles"]] == [1, 4.5]
     assert [each["rate"] for each in told["runs"]] == [45, 99, 10]
+
+
+@pytest.mark.django_db
+def test_the_last_runs_say_which_weights_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodes.measured.WEIGHED", 2)
+    model = two_profiles()
+    for hour, (profile, rate) in enumerate((("small", 10), ("large", 45), ("large", 60))):
+        measured(model, profile, rate, ended_at=model.changed_at + timedelta(hours=hour))
+    assert weighing_of(model).says.startswith("Of tiny only large was measured under this load")
+    measured(model, "small", 20, ended_at=model.changed_at + timedelta(hours=4))
+    assert [each.weight for each in weighing_of(model).proposals] == [1, 3]
 
 
 @pytest.mark.django_db
