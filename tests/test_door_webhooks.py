@@ -14,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from catalog.models import Event
 from nodes.models import Webhook
 from nodes.webhooks import add_webhook
 from tests.cast import alice, viola
@@ -163,6 +164,30 @@ def test_the_admin_shows_a_refusal_at_its_field(receiver: Receiver) -> None:
     assert {*answer.context["adminform"].form.errors} == {"kinds"}
     answer = client.post(ADD, {"name": "x", "url": "https://10.0.0.1/"})
     assert {*answer.context["adminform"].form.errors} == {"url"}
+
+
+def test_a_command_edits_pauses_and_resumes_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_webhook("pager", receiver.url, kinds=["stale"], by="alice", door="command")
+    other = f"{receiver.url}/other"
+    words = ("--name", "night", "--url", "--all-kinds", "--pause", "--why", "the shift")
+    said = run(monkeypatch, "webhook_edit", "pager", *words, typed=f"{other}\n")
+    assert said.startswith("Changed pager:\nFIELD ")
+    assert [line.split()[0] for line in said.splitlines()[2:]] == ["name", "url", "kinds", "paused"]
+    webhook = Webhook.objects.get()
+    assert (webhook.name, webhook.url, webhook.kinds, webhook.is_paused) == ("night", other, [], True)
+    event = Event.objects.get(verb="edit", kind="webhook")
+    assert (event.door, event.why) == ("command", "the shift")
+    assert run(monkeypatch, "webhook_edit", "night", "--pause") == "Nothing of night changes.\n"
+    told = json.loads(run(monkeypatch, "webhook_edit", "night", "--resume", "--kinds", "stale", "--json"))
+    assert (told["state"], told["kinds"], told["url"]) == ("live", ["stale"], other)
+    for words, says in (
+        (["--kinds", "rain"], 'kind "rain" is not known'),
+        (["--url"], "must begin with https://"),
+        (["--name", " "], "a webhook needs a name"),
+        (["--pause", "--resume"], "not allowed with"),
+    ):
+        with pytest.raises(CommandError, match=says):
+            run(monkeypatch, "webhook_edit", "night", *words, typed="pager\n")
 
 
 def test_commands_add_list_try_and_remove_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
-"""How commands find the node, replica or job that an operator names, tell what a change would bring about,
-and stop what they carry out."""
+"""How commands find the node, replica, job or webhook that an operator names, read what no argument may hold,
+tell what a change would bring about, and stop what they carry out."""
 
 from __future__ import annotations
 
+import getpass
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +38,12 @@ def find_webhook(text: str) -> Webhook:
             f"There is no webhook {quote(text)}; manage.py webhook_list tells which there are."
         )
     return found
+
+
+def read_url() -> str:
+    """Of a webhook, from whoever is at the terminal, or from standard input: its path may be a secret, and
+    everybody on a machine sees arguments."""
+    return (getpass.getpass("URL: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
 
 
 def find_replica(text: str) -> Replica:

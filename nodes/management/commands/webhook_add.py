@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import sys
 from argparse import ArgumentParser
 from typing import Any
 
@@ -11,6 +9,7 @@ from django.core.management.base import BaseCommand
 
 from catalog.management.shell import DOOR, add_json, add_why, print_json, refusals, who
 from nodes import webhooks
+from nodes.management.shell import read_url
 from nodes.notices import KINDS
 
 
@@ -29,10 +28,9 @@ class Command(BaseCommand):
         add_json(parser)
 
     def handle(self, *args: Any, name: str, kinds: list[str], why: str, **options: Any) -> None:
-        url = getpass.getpass("URL: ") if sys.stdin.isatty() else sys.stdin.readline()
         with refusals():
             webhook, secret = webhooks.add_webhook(
-                name, url.strip(), kinds=kinds, by=who(), door=DOOR, why=why
+                name, read_url(), kinds=kinds, by=who(), door=DOOR, why=why
             )
         if options["json"]:
             told = webhooks.webhook_as_dict(webhooks.webhooks().get(pk=webhook.pk), sees_url=True)
