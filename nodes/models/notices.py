@@ -24,7 +24,7 @@ class Trouble(models.Model):
     gone_at = models.DateTimeField(null=True)
 
     class Meta:
-        default_permissions = ("view",)
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["kind", "subject"], name="a_trouble_is_known_once")]
 
     def __str__(self) -> str:
