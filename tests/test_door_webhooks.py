@@ -180,14 +180,14 @@ def test_a_command_edits_pauses_and_resumes_one(receiver: Receiver, monkeypatch:
     assert run(monkeypatch, "webhook_edit", "night", "--pause") == "Nothing of night changes.\n"
     told = json.loads(run(monkeypatch, "webhook_edit", "night", "--resume", "--kinds", "stale", "--json"))
     assert (told["state"], told["kinds"], told["url"]) == ("live", ["stale"], other)
-    for words, says in (
+    for no, says in (
         (["--kinds", "rain"], 'kind "rain" is not known'),
         (["--url"], "must begin with https://"),
         (["--name", " "], "a webhook needs a name"),
         (["--pause", "--resume"], "not allowed with"),
     ):
         with pytest.raises(CommandError, match=says):
-            run(monkeypatch, "webhook_edit", "night", *words, typed="pager\n")
+            run(monkeypatch, "webhook_edit", "night", *no, typed="pager\n")
 
 
 def test_commands_add_list_try_and_remove_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

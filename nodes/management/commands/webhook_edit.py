@@ -18,8 +18,8 @@ FIELDS = ("name", "url", "kinds", "paused")
 
 class Command(BaseCommand):
     help = (
-        "Change a webhook, pause or resume it; its secret stays. What begins meanwhile is lost on one that is "
-        "paused. What is left out stays as it is."
+        "Change a webhook, pause or resume it; its secret stays. What begins while one is paused is lost on "
+        "it. What is left out stays as it is."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
