@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import uuid
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
 from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
@@ -17,6 +19,7 @@ from django.test import Client
 from catalog.actions import remove_model
 from catalog.models import Event, Model
 from nodes import jobs, tasks
+from nodes.management.meter import Meter
 from nodes.models import Job
 from tests.cast import a_model, alice
 from tests.rest_client import Api, sentence
@@ -349,3 +352,29 @@ def test_a_shell_lists_and_stops_jobs(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_job_that_is_not_there_is_named(text: str) -> None:
     with pytest.raises(CommandError, match="There is no job"):
         call_command("job_stop", text)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def metered(out: io.StringIO) -> str:
+    end = "ends, which takes many words to tell of"
+    steps = ((0.0, "begins"), (0.5, "goes on"), (0.5, "goes on"), (1.0, end))
+    with Meter(OutputWrapper(out), lambda progress: f"{progress['say']}; 7 open") as meter:
+        for part, say in steps:
+            meter.show({"part": part, "say": say})
+    return out.getvalue()
+
+
+def test_a_terminal_is_shown_a_bar_within_its_width_and_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    *_, half, whole, wiped, after = metered(Terminal()).split("\r")
+    assert half == "[############............] goes on; 7 open"
+    assert whole == "[########################] ends, which takes many"
+    assert (len(whole), wiped.strip(), len(wiped), after) == (49, "", 49, "")
+
+
+def test_elsewhere_a_job_is_a_line_for_each_step() -> None:
+    assert metered(io.StringIO()) == "begins\ngoes on\nends, which takes many words to tell of\n"

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError
 
 from catalog.actions import find_model
 from catalog.management.shell import DOOR, add_json, add_why, print_json, print_table, refusals, who
@@ -18,6 +18,7 @@ from nodes.bench.asks import DISTRIBUTIONS, Row, read_rows
 from nodes.bench.options import Options
 from nodes.benching import apply_weights, ask_bench, carry_out, proposed
 from nodes.jobs import Progress
+from nodes.management.meter import Meter
 from nodes.management.shell import STOPPED_CODE, asked_to_stop, find_replica
 from nodes.measured import (
     HEADINGS,
@@ -31,7 +32,6 @@ from nodes.measured import (
 from nodes.models import Job
 from nodes.tasks import wake
 
-BAR = 24  # characters
 DATASET_LIMIT_BYTES = 256 * 1024 * 1024
 DEFAULT = Options()
 
@@ -114,7 +114,7 @@ class Command(BaseCommand):
             why=why,
             door=DOOR,
         )
-        with asked_to_stop() as asked, _Meter(self.stderr) as meter:
+        with asked_to_stop() as asked, Meter(self.stderr, _numbers) as meter:
 
             def show(progress: Progress) -> None:
                 meter.show(progress)
@@ -207,40 +207,14 @@ def _end_of(job: Job) -> str:
     return shown(job.problem, 2_000)
 
 
-class _Meter:
-    """A bar with live numbers on a terminal; elsewhere a line for each step."""
-
-    def __init__(self, out: OutputWrapper) -> None:
-        self._out, self._is_terminal = out, out.isatty()
-        self._said = ""
-        self._width = 0
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._width:
-            self._write("\n")
-
-    def show(self, progress: Progress) -> None:
-        if not self._is_terminal:
-            if progress["say"] != self._said:
-                self._said = progress["say"]
-                self._write(f"{self._said}\n")
-            return
-        filled = round(progress["part"] * BAR)
-        numbers = [f"{progress['answered']} answered", f"{progress['open']} open"]
-        if progress["failed"]:
-            numbers.append(f"{progress['failed']} failed")
-        for name, key in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
-            if progress[key] is not None:
-                numbers.append(f"{name} {progress[key]:.0f} ms")
-        if progress["held"]:
-            numbers.append(f"held {progress['held']:.3g}/s")
-        line = f"[{'#' * filled}{'.' * (BAR - filled)}] {progress['say']}; {', '.join(numbers)}"
-        self._write("\r" + line.ljust(self._width))
-        self._width = len(line)
-
-    def _write(self, text: str) -> None:
-        self._out.write(text, style_func=str, ending="")
-        self._out.flush()
+def _numbers(progress: Progress) -> str:
+    """Of the moment, behind what it does."""
+    numbers = [f"{progress['answered']} answered", f"{progress['open']} open"]
+    if progress["failed"]:
+        numbers.append(f"{progress['failed']} failed")
+    for name, key in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
+        if progress[key] is not None:
+            numbers.append(f"{name} {progress[key]:.0f} ms")
+    if progress["held"]:
+        numbers.append(f"held {progress['held']:.3g}/s")
+    return f"{progress['say']}; {', '.join(numbers)}"

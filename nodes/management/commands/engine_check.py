@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser
 from typing import Any
 
@@ -17,11 +16,11 @@ from nodes import jobs
 from nodes.checking import PATIENCE_S, ask_check, carry_out
 from nodes.checks import CHECKS, Verdict
 from nodes.jobs import job_as_dict
+from nodes.management.meter import Meter
 from nodes.management.shell import STOPPED_CODE, asked_to_stop, find_replica
 from nodes.models import Job
 
 HEADINGS = ("check", "claimed", "verdict", "what it does")
-LINE_WIDTH = 78
 
 
 class Command(BaseCommand):
@@ -51,17 +50,14 @@ class Command(BaseCommand):
             row = find_model(model)
             chosen = str(find_replica(replica).pk) if replica else ""
             job = ask_check(row, replica=chosen, patience_s=patience_s, by=who(), why=why, door=DOOR)
-            with asked_to_stop() as asked:
+            with asked_to_stop() as asked, Meter(self.stderr) as meter:
 
                 def show(progress: jobs.Progress) -> None:
-                    self._show(progress)
+                    meter.show(progress)
                     if asked:
                         jobs.stop(job.pk, by=who(), why=asked.pop(), door=DOOR)
 
-                try:
-                    ended = jobs.run(job.pk, carry_out, on_progress=show)
-                finally:
-                    self._show({})
+                ended = jobs.run(job.pk, carry_out, on_progress=show)
         if ended is None:
             raise CommandError(
                 f"Somebody stopped the check, or a worker carries it out: manage.py jobs tells "
@@ -79,16 +75,6 @@ class Command(BaseCommand):
         if failed:
             what = ", ".join(CHECKS[each["check"]] for each in failed)
             raise CommandError(f"{len(failed)} of {len(ended.result['findings'])} checks failed: {what}.")
-
-    def _show(self, progress: jobs.Progress) -> None:
-        """One line of a terminal, written over again and again; nothing where nobody watches."""
-        if not sys.stderr.isatty():
-            return
-        line = ""
-        if progress:
-            done = round(20 * float(progress["part"]))
-            line = f"[{'#' * done}{'.' * (20 - done)}] {progress['say']}"
-        self.stderr.write(f"\r{line[:LINE_WIDTH]:<{LINE_WIDTH}}\r", ending="", style_func=str)
 
     def _tell(self, job: Job) -> None:
         findings = job.result.get("findings", [])
