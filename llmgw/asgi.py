@@ -27,7 +27,7 @@ from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa:
 from llmgw.gateway.bodies import Bodies  # noqa: E402
 from llmgw.gateway.patience import Patience  # noqa: E402
 from llmgw.gateway.probes import PATHS, Probes  # noqa: E402
-from llmgw.wire import exchange_of  # noqa: E402
+from llmgw.wire import DIRECT, exchange_of  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -55,20 +55,28 @@ async def gateway(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _serve(scope: Scope, receive: Receive, send: Send, *, rest: App) -> None:
     if scope["type"] == "lifespan":
-        await _live(receive, send)
+        await _live(scope, receive, send)
         return
     if scope["type"] != "http":
         await django(scope, receive, send)
         return
-    exchange = exchange_of(scope)
-    if _draining.has_begun:
-        send, exchange = _closing(send), None
     if _gateway is not None and scope["path"].startswith("/v1/"):
-        await _gateway(scope, receive, send, exchange)
-    elif _probes is not None and scope["path"] in PATHS:
+        await _answer_v1(scope, receive, send)
+        return
+    if _draining.has_begun:
+        send = _closing(send)
+    if _probes is not None and scope["path"] in PATHS:
         await _probes(scope, receive, send)
     else:
         await rest(scope, receive, send)
+
+
+async def _answer_v1(scope: Scope, receive: Receive, send: Send) -> None:
+    assert _gateway is not None, "the server has started"
+    exchange = exchange_of(scope)
+    if _draining.has_begun:
+        send, exchange = _closing(send), None
+    await _gateway(scope, receive, send, exchange)
 
 
 def _closing(send: Send) -> Send:
@@ -151,7 +159,7 @@ def _leave_alone_what_stays() -> None:
         gc.set_threshold(_NEW_OBJECTS)
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _live(scope: Scope, receive: Receive, send: Send) -> None:
     global _gateway, _probes
     while True:
         message = await receive()
@@ -161,6 +169,7 @@ async def _live(receive: Receive, send: Send) -> None:
             _probes = Probes(_gateway, is_draining=lambda: _draining.has_begun)
             _draining.listen(settings.LLMGW_LINGER_S)
             _leave_alone_what_stays()
+            scope.get("state", {})[DIRECT] = _answer_v1
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
             if _gateway is not None and _probes is not None:

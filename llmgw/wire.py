@@ -1,5 +1,5 @@
 """HTTP as uvicorn speaks it, with bounds on what does not reach whoever answers a request, and a shorter way
-for answers.
+for /v1/.
 
 uvicorn with httptools keeps headers and trailers without end for a client that goes on sending them, and
 waits without end for one that does not. What a request does between the two is bounded by whoever answers it.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -25,6 +25,15 @@ _TOO_LARGE = (
 _PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
 """Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
 _EXTENSION = "llmgw.exchange"
+DIRECT = "llmgw.direct"
+"""In the state that an application fills as it starts up: what answers requests under /v1/, an ASGI
+application too, so that they need not pass all the others."""
+_BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-for"))
+"""Headers that mean something to uvicorn, or to what it puts before the application."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
 
 
 def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
@@ -37,14 +46,37 @@ def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
 class Exchange(RequestResponseCycle):
     """One request and its answer.
 
+    `whole_body` is there where all of the body came at once, and has not to be received then. `kept` is the
+    same for all exchanges of a connection that are served by one task, and closed with it.
+
     Beside ASGI's messages it takes an answer in the bytes that go out, without a message, a coroutine and a
     look at each header for every piece. Each of these ways says False where it did nothing, as when the
     client's buffer is full: then ASGI's `send`, which waits, is the one to use. They may be mixed.
     `head` is whole header lines, free of what a client could have put into them, and of `connection`.
     """
 
+    app: Any
+    whole_body: bytes | None = None
+    kept: Closable | None = None
+    _when_left: Callable[[], object] | None = None
+
     _served_headers: list[tuple[bytes, bytes]] = []
     _served_lines = b""
+
+    def watch_for_leaving(self, when_left: Callable[[], object]) -> None:
+        """To be called once the client leaves, until the answer is complete or this is taken back."""
+        self._when_left = when_left
+        self.flow.resume_reading()  # a large body paused it, and a connection that is not read never ends
+
+    def stop_watching(self) -> None:
+        self._when_left = None
+
+    def leave(self) -> None:
+        self.disconnected = True
+        self.message_event.set()
+        when_left, self._when_left = self._when_left, None
+        if when_left is not None:
+            when_left()
 
     def answer(self, status: int, head: bytes, body: bytes) -> bool:
         """A whole one; its head has its length."""
@@ -88,6 +120,9 @@ class Exchange(RequestResponseCycle):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
+    What is plainly a request for /v1/ is an `Exchange`. One task answers all exchanges of a connection, as
+    making a task costs more than handing it the next request.
+
     Its requests' first lines and headers come within `head_s`, and so does the rest of one that was answered
     before it was whole. `head_bytes` bound those, trailers, and whatever else is part of no body; and
     `behind_bytes` what is sent behind a request that is not answered yet.
@@ -102,6 +137,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _rests_since_s = inf
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
+    _is_for_all = False
+    _due: Exchange | None = None
+    _next: Exchange | None = None
+    _task: asyncio.Task[None] | None = None
+    _rest: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,12 +153,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         self._leave()
+        self._wake()
 
     def data_received(self, data: bytes) -> None:
         self._has_gone_on = False
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self._due is not None:
+            due, self._due = self._due, None
+            self._answer(due)
         is_due = self._is_in_message and not self._has_gone_on
         self._taken_bytes = self._taken_bytes + len(data) if is_due else 0
         if self._taken_bytes > self.head_bytes:
@@ -139,11 +183,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = self._is_in_message = True
+        self._is_for_all = False
         self._taken_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # a trailer is nobody's business
+        if not self._is_in_head:  # a trailer is nobody's business
+            return
+        name = name.lower()
+        if name in _BY_ALL:
+            self._is_for_all = True
             super().on_header(name, value)
+        else:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._is_in_head, self._has_gone_on = False, True
@@ -166,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
         path = scope["path"] = self.root_path + self.url.decode()
         scope["method"], scope["raw_path"] = "POST", path.encode()
         scope["query_string"] = b""
-        exchange = self.cycle = Exchange(
+        exchange = self.cycle = self._due = Exchange(
             scope,
             self.transport,
             self.flow,
@@ -179,8 +230,48 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.should_keep_alive(),
             self.on_response_complete,
         )
+        exchange.app = self.app if self._is_for_all else self.app_state.get(DIRECT, self.app)
         scope["extensions"] = {_EXTENSION: exchange}
-        self._start_asgi_task(exchange, self.app)
+
+    def _answer(self, exchange: Exchange) -> None:
+        if not exchange.more_body:
+            exchange.whole_body = bytes(exchange.body)
+        self._answering = self._next = exchange
+        if self._task is None:
+            self._task = self.loop.create_task(self._answer_all())
+        else:
+            self._wake()  # it may not have come to its end with the one before, and will look then
+
+    def _wake(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
+
+    async def _answer_all(self) -> None:
+        """The task of this connection. It ends with that, and where one of its requests was cancelled."""
+        task = asyncio.current_task()
+        assert task is not None, "this is one"
+        kept: Closable | None = None
+        try:
+            while not task.cancelling():
+                exchange, self._next = self._next, None
+                if exchange is not None:
+                    exchange.kept = kept
+                    self.tasks.add(task)
+                    await exchange.run_asgi(exchange.app)
+                    self.tasks.discard(task)
+                    kept = exchange.kept
+                elif not self.transport.is_closing():
+                    self._rest = self.loop.create_future()
+                    await self._rest
+                else:
+                    break
+        finally:
+            self.tasks.discard(task)
+            self._task = None
+            if kept is not None:
+                kept.close()
+        if self._next is not None:
+            self._answer(self._next)
 
     def on_body(self, body: bytes) -> None:
         self._has_gone_on = True
@@ -242,9 +333,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _leave(self) -> None:
         """Nobody is there for an answer. uvicorn tells the last request that came, which may only wait."""
         self.pipeline.clear()
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+        if (answering := self._answering) is None or answering.response_complete:
+            return
+        if isinstance(answering, Exchange):
+            answering.leave()
+        else:
+            answering.disconnected = True
+            answering.message_event.set()
 
     def _wait(self) -> None:
         if self._timer is None and not self.transport.is_closing():

@@ -108,7 +108,7 @@ def test_what_came_while_the_loop_was_held_up_is_no_time_out() -> None:
 
 def test_what_is_to_be_called_later_is_called_once_unless_the_watch_is_closed() -> None:
     async def scene() -> None:
-        watch, closed, called = Watch(60, first_look_s=0.01), Watch(60, first_look_s=0.01), asyncio.Event()
+        watch, closed, called = Watch(60), Watch(60), asyncio.Event()
         calls: list[float] = []
         loop = asyncio.get_running_loop()
 

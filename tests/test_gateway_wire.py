@@ -90,26 +90,61 @@ _CHUNK_SIZE = re.compile(rb"(?:^|\r\n)[0-9a-f]+\r\n")
 @pytest.mark.parametrize(
     "fields", [{}, {"stream": True}, {"model": "nobody's"}], ids=["plain", "a stream", "a refusal"]
 )
-def test_an_answer_is_the_same_whichever_way_it_takes(play: Play, fields: dict[str, Any]) -> None:
-    """A path with something behind it is out of the ordinary, and so is answered as uvicorn would."""
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        pytest.param(b"/v1/chat/completions", b"/v1/chat/completions?a=b", id="a path with more behind it"),
+        pytest.param(b"\r\nHost:", b"\r\nX-Forwarded-For: 10.0.0.1\r\nHost:", id="a proxy's word"),
+    ],
+)
+def test_an_answer_is_the_same_whichever_way_it_takes(
+    play: Play, plain: bytes, other: bytes, fields: dict[str, Any]
+) -> None:
+    """What is out of the ordinary goes through all of uvicorn, and some of it is answered by uvicorn."""
     told = []
-    for path in (b"/v1/chat/completions", b"/v1/chat/completions?a=b"):
+    for line in (plain, other):
         with play.web.connection() as connection:
-            request = play.request(_chat(**fields)).replace(b"/v1/chat/completions", path)
-            connection.sendall(request)
+            request = play.request(_chat(**fields))
+            assert plain in request
+            connection.sendall(request.replace(plain, line))
             data = b""
             while not data.endswith((b"0\r\n\r\n", b"}")):
                 data += connection.recv(1 << 16)
             head, _, body = data.partition(b"\r\n\r\n")
             lines = head.decode().split("\r\n")
             told.append((lines[0], sorted(lines[1:]), _CHUNK_SIZE.sub(b"", body)))
-    (first, ordinary, body), (other_first, other, other_body) = told
-    names = [[line.partition(":")[0] for line in lines] for lines in (ordinary, other)]
+    (first, lines, body), (other_first, other_lines, other_body) = told
+    names = [[line.partition(":")[0] for line in each] for each in (lines, other_lines)]
     assert names[0] == names[1]
     same = [
-        [line for line in lines if line.partition(":")[0] not in _CHANGING] for lines in (ordinary, other)
+        [line for line in each if line.partition(":")[0] not in _CHANGING] for each in (lines, other_lines)
     ]
     assert (first, same[0], body) == (other_first, same[1], other_body)
+
+
+def test_a_connection_serves_one_request_after_another_however_they_end(play: Play) -> None:
+    """One is refused, one comes in pieces, one's client leaves: each is told apart from those before it."""
+    with play.web.connection() as connection:
+        for model, status in (("tiny", 200), ("nobody", 404), ("tiny", 200)):
+            connection.sendall(play.request(_chat(model=model)))
+            assert _read(connection)[0] == status
+        whole = play.request(_chat(user="in pieces"))
+        connection.sendall(whole[:-20])
+        assert not _has_answer(connection)
+        connection.sendall(whole[-20:])
+        assert _read(connection)[0] == 200
+        play.engine.script = never
+        connection.sendall(play.request(_chat(user="who leaves")))
+        wait_until(lambda: len(play.engine.heard) == 4, "the engine to be asked")
+        wait_until(lambda: Demand.objects.filter(in_flight=1), "the request to be counted")
+    wait_until(lambda: not Demand.objects.filter(in_flight__gt=0), "its slot to be given back")
+    wait_until(lambda: play.engine.heard[-1].is_gone, "the engine to learn of it")
+    assert [heard.fields.get("user") for heard in play.engine.heard] == [
+        None,
+        None,
+        "in pieces",
+        "who leaves",
+    ]
 
 
 @pytest.mark.parametrize("line", [b"Connection: close", b"Connection: keep-alive"])

@@ -132,10 +132,12 @@ class GatewayApp:
         headers: Pairs = scope["headers"]
         named = dict(headers)
         patience, passage = self._patience, Passage(_request_id(named), monotonic())
-        client = Client(send, exchange, passage, stall_s=patience.stall_s, comment_s=patience.comment_s)
+        client = Client(
+            receive, send, exchange, passage, stall_s=patience.stall_s, comment_s=patience.comment_s
+        )
         try:
             try:
-                await self._route(scope, headers, named, receive, client, passage)
+                await self._route(scope, headers, named, client, passage)
             except Refused as refused:
                 await client.refuse(refused)
             except (ClientGone, ClientStalled):
@@ -160,7 +162,6 @@ class GatewayApp:
         scope: Scope,
         headers: Pairs,
         named: Headers,
-        receive: Receive,
         client: Client,
         passage: Passage,
     ) -> None:
@@ -176,7 +177,7 @@ class GatewayApp:
         if endpoint is not None:
             if method != "POST":
                 raise admission.wrong_method(method, path, "POST")
-            await self._complete(endpoint, key, named, receive, client, passage)
+            await self._complete(endpoint, key, named, client, passage)
         elif path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
             passage.endpoint = MODELS_PATH
             if method != "GET":
@@ -259,26 +260,27 @@ class GatewayApp:
     # --- completions ----------------------------------------------------------------------------------------
 
     async def _complete(
-        self,
-        endpoint: Endpoint,
-        key: KeyEntry,
-        headers: Headers,
-        receive: Receive,
-        client: Client,
-        passage: Passage,
+        self, endpoint: Endpoint, key: KeyEntry, headers: Headers, client: Client, passage: Passage
     ) -> None:
-        watch = Watch(self._patience.shortest_s, first_look_s=LEAVING_S)
+        exchange = client.exchange
+        watch = _watch_of(exchange, self._patience.shortest_s)
         try:
             with self._bodies.room() as room:
-                body = await self._bodies.read(headers.get(b"content-length"), receive, room, watch)
+                if exchange is not None and exchange.whole_body is not None:
+                    body = self._bodies.take(exchange.whole_body, room)
+                else:
+                    body = await self._bodies.read(
+                        headers.get(b"content-length"), client.receive, room, watch
+                    )
                 call = await self._admit(endpoint, key, headers, body, passage)
                 lease = await self._limits.take(key, call.model, call.needs.prompt.least)
                 try:
-                    await self._serve(call, receive, client, watch)
+                    await self._serve(call, client, watch)
                 finally:
                     lease.give_back(passage.prompt_tokens + passage.completion_tokens)
         finally:
-            watch.close()
+            if exchange is None:
+                watch.close()
 
     async def _admit(
         self, endpoint: Endpoint, key: KeyEntry, headers: Headers, body: bytes, passage: Passage
@@ -348,10 +350,15 @@ class GatewayApp:
         parts = [bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
         return Prompt(chain(b"%d:%b" % (model.id, key.cache_scope.encode()), parts))
 
-    async def _serve(self, call: Call, receive: Receive, client: Client, watch: Watch) -> None:
+    async def _serve(self, call: Call, client: Client, watch: Watch) -> None:
         """Until it is answered, or its client has left."""
-        leaving = Leaving(receive)
-        watch.call_later(LEAVING_S, leaving.begin)
+        leaving, exchange = Leaving(), client.exchange
+        if exchange is None:
+            watch.call_later(LEAVING_S, lambda: leaving.look_out(client.receive))
+        elif exchange.disconnected:
+            raise ClientGone
+        else:
+            exchange.watch_for_leaving(leaving.leave)
         try:
             await self._relay.serve(call, client, watch)
         except asyncio.CancelledError:
@@ -359,25 +366,31 @@ class GatewayApp:
             raise
         finally:
             leaving.end()
+            if exchange is not None:
+                exchange.stop_watching()
 
 
 class Leaving:
-    """Ends a request, the task that makes this, once its client has left. It looks out from `begin` on, in a
-    task of its own: most requests are answered sooner than one is worth."""
+    """Ends a request, the task that makes this, once its client has left."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self) -> None:
         serving = asyncio.current_task()
         assert serving is not None, "a request is a task"
-        self._serving, self._receive, self._has_left = serving, receive, False
+        self._serving, self._has_left = serving, False
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        self._task = asyncio.create_task(self._look_out())
-
-    async def _look_out(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def leave(self) -> None:
         self._has_left = self._serving.cancel()
+
+    def look_out(self, receive: Receive) -> None:
+        """For it to leave, where nobody tells: in a task, and most requests are answered sooner than one is
+        worth."""
+        self._task = asyncio.create_task(self._look_out(receive))
+
+    async def _look_out(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.leave()
 
     def check(self) -> None:
         """Raises ClientGone where that, and nobody else, is why the request was cancelled."""
@@ -387,6 +400,15 @@ class Leaving:
     def end(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def _watch_of(exchange: Exchange | None, shortest_s: float) -> Watch:
+    """The connection's own, where one task answers all of it."""
+    if exchange is None:
+        return Watch(shortest_s)
+    if not isinstance(exchange.kept, Watch):
+        exchange.kept = Watch(shortest_s)
+    return exchange.kept
 
 
 @lru_cache(maxsize=4096)

@@ -44,6 +44,15 @@ class Bodies:
     def room(self) -> Room:
         return Room(self)
 
+    def take(self, piece: bytes, room: Room) -> bytes:
+        """What has come of a body, where there is room for it."""
+        if room.size + len(piece) > self._max_body_bytes:
+            raise admission.body_too_large(self._max_body_bytes)
+        admission.check_room(len(piece), self.held_bytes, self.max_held_bytes)
+        self.held_bytes += len(piece)
+        room.size += len(piece)
+        return piece
+
     async def read(self, length: bytes | None, receive: Receive, room: Room, watch: Watch) -> bytes:
         """What its length claims is believed only to refuse sooner."""
         limit = self._max_body_bytes
@@ -57,13 +66,7 @@ class Bodies:
                 message = await watch.within(until_s - clock(), receive())
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                piece = message.get("body", b"")
-                if room.size + len(piece) > limit:
-                    raise admission.body_too_large(limit)
-                admission.check_room(len(piece), self.held_bytes, self.max_held_bytes)
-                self.held_bytes += len(piece)
-                room.size += len(piece)
-                pieces.append(piece)
+                pieces.append(self.take(message.get("body", b""), room))
                 if not message.get("more_body", False):
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except TimeoutError:

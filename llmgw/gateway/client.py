@@ -62,6 +62,7 @@ class Client:
 
     def __init__(
         self,
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
         exchange: Exchange | None,
         passage: Passage,
@@ -69,7 +70,7 @@ class Client:
         stall_s: float,
         comment_s: float,
     ) -> None:
-        self._send, self._exchange, self._passage = send, exchange, passage
+        self.receive, self._send, self.exchange, self._passage = receive, send, exchange, passage
         self._stall_s, self._comment_s = stall_s, comment_s
         self._loop = asyncio.get_running_loop()
 
@@ -87,13 +88,13 @@ class Client:
             await self._settle(goes_on=not is_last)
         elif self._beat is not None:
             self._spoke_at_s = self._loop.time()
-        if is_last or not data or self._exchange is None or not self._exchange.write(data):
+        if is_last or not data or self.exchange is None or not self.exchange.write(data):
             message = {"type": "http.response.body", "body": data, "more_body": not is_last}
             await self._taken(self._send(message))
 
     def write_at_once(self, data: bytes) -> bool:
         """Of a stream that has begun and goes on. Where it says False, it has said nothing."""
-        if self._commenting is not None or self._exchange is None or not self._exchange.write(data):
+        if self._commenting is not None or self.exchange is None or not self.exchange.write(data):
             return False
         self._spoke_at_s = self._loop.time()
         return True
@@ -103,9 +104,9 @@ class Client:
         if self._beat is not None or self._commenting is not None:
             await self._settle(goes_on=False)
         length = (b"content-length", b"%d" % len(body))
-        if self._exchange is not None and not headers:
+        if self.exchange is not None and not headers:
             lines = self._lines(status, _JSON_LINES + b"%b: %b\r\n" % length)
-            if self._exchange.answer(status, lines, body):
+            if self.exchange.answer(status, lines, body):
                 return
         head = self._head(status, _JSON_HEADERS, length, *headers)
         await self._taken(self._send_whole(_start(status, head), body))
@@ -134,7 +135,7 @@ class Client:
 
     async def begin_stream(self) -> None:
         if not self.has_begun:
-            if self._exchange is not None and self._exchange.begin(200, self._lines(200, _STREAM_LINES)):
+            if self.exchange is not None and self.exchange.begin(200, self._lines(200, _STREAM_LINES)):
                 return
             await self._taken(self._send(_start(200, self._head(200, _STREAM_HEADERS))))
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import TypeVar
 
 from llmgw.gateway.admission import Timeouts
@@ -59,11 +60,11 @@ def _patience(common: Patience, own: Timeouts) -> Patience:
 
 
 class Watch:
-    """For the task that makes it. `close` it when the task goes on to something else. `shortest_s` is the
-    shortest wait of those that are usual: the timer is set for that, and set anew where a wait is shorter.
-    It goes off for the first time after `first_look_s`."""
+    """For the task that makes it, for as long as that lives or until it is closed. `shortest_s` is the
+    shortest wait of those that are usual: the timer is set for that, and set anew where a wait is shorter. It
+    runs out where nothing is waited for."""
 
-    def __init__(self, shortest_s: float = 10.0, *, first_look_s: float | None = None) -> None:
+    def __init__(self, shortest_s: float = 10.0) -> None:
         task = asyncio.current_task()
         assert task is not None, "a watch is for a task"
         self._task = task
@@ -75,20 +76,20 @@ class Watch:
         self._has_called = False
         self._then: Callable[[], object] | None = None
         self._then_at_s = 0.0
-        self._set(self._loop.time() + (shortest_s if first_look_s is None else first_look_s))
+        self._set_for_s = inf
 
     async def within(self, seconds: float, work: Awaitable[T]) -> T:
         """What the work gives, or TimeoutError when it takes longer. The work is cancelled then."""
-        self._due_s = due_s = self._loop.time() + seconds
+        now_s = self._loop.time()
+        self._due_s = due_s = now_s + seconds
         self._was_late = False
         if due_s < self._set_for_s:
-            self._set(due_s)
+            self._set(min(due_s, now_s + self._shortest_s))
         try:
             return await work
         except asyncio.CancelledError:
             if self._has_called:
                 self._has_called = False
-                self._set(self._loop.time() + self._shortest_s)
                 if self._task.uncancel() == 0:
                     raise TimeoutError from None
             raise
@@ -101,7 +102,7 @@ class Watch:
         self._was_late = False
 
     def call_later(self, seconds: float, then: Callable[[], object]) -> None:
-        """Calls it once, unless closed before. Free where the timer goes off by then anyhow."""
+        """Calls it once, unless closed before."""
         self._then, self._then_at_s = then, self._loop.time() + seconds
         if self._then_at_s < self._set_for_s:
             self._set(self._then_at_s)
@@ -118,7 +119,7 @@ class Watch:
         self._timer = self._loop.call_at(at_s, self._look)
 
     def _look(self) -> None:
-        now_s, self._timer = self._loop.time(), None
+        now_s, self._timer, self._set_for_s = self._loop.time(), None, inf
         if self._then is not None and now_s >= self._then_at_s:
             then, self._then = self._then, None
             then()
@@ -130,7 +131,7 @@ class Watch:
         elif self._due_s is not None and now_s >= self._due_s:
             self._has_called = True
             self._task.cancel()
-        else:
+        elif self._due_s is not None or self._then is not None:
             later_s = now_s + self._shortest_s
             if self._due_s is not None:
                 later_s = min(later_s, self._due_s)
