@@ -19,7 +19,7 @@ from django.db import connections
 from django.test import AsyncClient, Client
 
 from nodes.actions import register_node
-from nodes.api import FOLLOWERS_LIMIT, followers
+from nodes.api.replicas import FOLLOWERS_LIMIT, followers
 from nodes.logs import PIECE_LIMIT_BYTES, visible
 from nodes.models import Rank, Replica
 from nodes.showing import end_words
