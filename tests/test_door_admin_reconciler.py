@@ -200,7 +200,7 @@ def test_the_page_of_why_tells_what_is_amiss_and_what_nodes_say(admin: Client) -
     a_node("gpu-02", is_cordoned=True)
     a_node("gpu-03", gpus=0)
     path = f"/admin/catalog/model/{model.pk}/why/"
-    assert f'href="{path}"' in page(admin, change(model))
+    assert f'<details data-from="{path}" open>' in page(admin, change(model))
     told = text_of(page(admin, path))
     assert "model &quot;tiny&quot; does not run as wanted: 1 of 2 ready:" in told
     assert "1 of 2 replicas cannot be started: 0 of 3 nodes: 2 lack 1 free sim, 1 cordoned." in told
@@ -214,5 +214,6 @@ def test_the_page_of_why_tells_what_is_amiss_and_what_nodes_say(admin: Client) -
 def test_why_of_what_is_as_wanted_says_that(admin: Client) -> None:
     model = a_model()
     a_replica(model, a_node())
-    told = text_of(page(admin, f"/admin/catalog/model/{model.pk}/why/"))
-    assert "runs as wanted: 1 of 1 ready, each as the catalog has it." in told
+    path = f"/admin/catalog/model/{model.pk}/why/"
+    assert "runs as wanted: 1 of 1 ready, each as the catalog has it." in text_of(page(admin, path))
+    assert f'<details data-from="{path}"><summary>' in page(admin, change(model)), "closed, as it is no news"

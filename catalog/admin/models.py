@@ -90,7 +90,7 @@ class ModelAdmin(VerbAdmin):
     search_fields = ("names__name", "source", "description")
     actions: ClassVar[list[Any]] = [check_sources, check_engine, pin, roll, end_roll, turn_off, remove]
     fieldsets = (
-        ("Now", {"fields": ("now", "running", "differences")}),
+        ("Now", {"fields": ("now", "nodes_say", "running", "differences")}),
         ("Lately", {"fields": ("lately",)}),
         ("Engine check", {"fields": ("checked",)}),
         (None, {"fields": ("name", "aliases", "description")}),
@@ -106,7 +106,10 @@ class ModelAdmin(VerbAdmin):
         ("What it will run", {"fields": ("will_run",), "classes": ("last",)}),
         ("This change", {"fields": ("why", "revision"), "classes": ("last",)}),
     )
-    readonly_fields = ("now", "running", "differences", "lately", "checked", "source_check", "will_run")
+    readonly_fields = (
+        *("now", "nodes_say", "running", "differences", "lately", "checked"),
+        *("source_check", "will_run"),
+    )
     is_live = True
 
     # --- the list
@@ -198,11 +201,20 @@ class ModelAdmin(VerbAdmin):
             why = f": {model.roll.why}" if model.roll.why else ""
             parts.append(said(model.roll.halted or f"Rolled by {model.roll.by}{why}."))
         parts.append(said(f"Last asked for: {self.asked(model)}."))
-        if hasattr(model, "unplaced"):
-            way = reverse("admin:catalog_model_why", args=[model.pk])
-            parts.append(format_html('<a href="{}">What each node says</a>', way))
         told = format_html_join(" ", "{}", ((part,) for part in parts if part != "-"))
         return live("state", told)
+
+    @admin.display(description="why")
+    def nodes_say(self, model: Model) -> SafeString:
+        """Asked for once it is open, as it takes a plan of the whole cluster: at once where that has news."""
+        way, counted = reverse("admin:catalog_model_why", args=[model.pk]), tally(model)
+        return format_html(
+            '<details data-from="{}"{}><summary>Why it runs as it does, and what each node says</summary>'
+            '<div><a href="{}">On a page of its own</a></div></details>',
+            way,
+            " open" if counted.ready < counted.wanted else "",
+            way,
+        )
 
     @admin.display(description="replicas")
     def running(self, model: Model) -> SafeString:

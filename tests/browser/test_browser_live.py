@@ -21,6 +21,7 @@ class Server:
     def __init__(self) -> None:
         self.body: str | None = ""
         self.log: tuple[int, str] = (200, "")
+        self.why = ""
 
     def answer(self, route: Route) -> None:
         path = route.request.url.removeprefix(ORIGIN).partition("?")[0]
@@ -29,6 +30,8 @@ class Server:
             route.fulfill(body=text, content_type="text/javascript")
         elif path == "/log":
             route.fulfill(status=self.log[0], body=self.log[1])
+        elif path == "/why":
+            route.fulfill(body=f"<h1>Why</h1><div data-live='why' data-every='5'>{self.why}</div>")
         elif self.body is None:
             route.abort()
         else:
@@ -105,6 +108,27 @@ def test_what_is_open_or_selected_or_kept_stays(page: Page, server: Server) -> N
     assert page.locator("#typed").input_value() == "half a word"
     assert page.locator("[data-kept]").inner_text() == "before"
     assert page.locator("#marked").inner_text() == "before"
+
+
+def test_what_is_folded_away_is_asked_for_while_it_is_open(page: Page, server: Server) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(ORIGIN)))
+    server.body = '<details data-from="/why"><summary>Why</summary><div>elsewhere</div></details>'
+    server.why = "<p>no room</p><details id=all><summary>all</summary>gpu-01</details>"
+    page.goto(ORIGIN)
+    page.clock.run_for(10_000)
+    assert "/why" not in asked
+    page.get_by_text("Why").click()
+    page.get_by_text("no room").wait_for()
+    page.get_by_text("all").click()
+    server.why = server.why.replace("no room", "1 has room")
+    page.clock.run_for(5_100)
+    page.get_by_text("1 has room").wait_for()
+    assert page.get_by_text("gpu-01").is_visible(), "what was opened there stays open"
+    page.get_by_text("Why").click()
+    count = asked.count("/why")
+    page.clock.run_for(10_000)
+    assert asked.count("/why") == count
 
 
 def test_ages_are_no_news_and_a_badge_is(page: Page, server: Server) -> None:

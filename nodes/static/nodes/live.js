@@ -2,7 +2,10 @@
 
    The page itself is asked for again while it can be seen, and only what differs is replaced: what has the
    focus, what is selected, which details are open and what was ticked stay as they are. A part marked
-   `data-kept` belongs to another script. `data-every` on a part: seconds between two looks, where 2 are too few. */
+   `data-kept` belongs to another script. `data-every` on a part: seconds between two looks, where 2 are too few.
+
+   `<details data-from="address">` hold a link to another page. Once they are open, what that page keeps live stands
+   in their `<div>` instead, and follows what happens there for as long as they are. */
 
 const EVERY_S = 2;
 const PATIENCE = 4; // a server that answers slowly is asked that much less often
@@ -177,6 +180,45 @@ function show(now) {
     if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
     speak();
 }
+
+// --- what another page keeps live -------------------------------------------------------------------
+
+class Folded {
+    constructor(details) {
+        this.details = details;
+        this.place = details.querySelector("div");
+        this.timer = 0;
+        this.isLooking = false;
+        details.addEventListener("toggle", () => this.look());
+        document.addEventListener("visibilitychange", () => this.look());
+        this.look();
+    }
+
+    async look() {
+        if (this.isLooking || document.hidden || !this.details.open) return;
+        this.isLooking = true;
+        clearTimeout(this.timer);
+        const began = performance.now();
+        let every = EVERY_S;
+        try {
+            const answer = await fetch(this.details.dataset.from, { signal: AbortSignal.timeout(15_000) });
+            const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+            const part = answer.ok && !answer.redirected ? page.querySelector("[data-live]") : null;
+            if (part) {
+                every = Number(part.dataset.every || EVERY_S);
+                const selection = getSelection();
+                const isSelected = !selection.isCollapsed && selection.containsNode(this.place, true);
+                if (!isSelected) followChildren(this.place, part);
+            }
+        } catch {
+            // What is there stays; the page's own looks say that the connection is lost.
+        }
+        this.isLooking = false;
+        this.timer = setTimeout(() => this.look(), Math.max(every * 1000, PATIENCE * (performance.now() - began)));
+    }
+}
+
+for (const details of document.querySelectorAll("details[data-from]")) new Folded(details);
 
 if (parts().length) {
     const content = document.getElementById("content") || document.body;
