@@ -63,9 +63,7 @@ class Reply:
     __slots__ = (
         "_connection",
         "content_type",
-        "ends_with_connection",
         "fault",
-        "has_begun",
         "is_whole",
         "pieces",
         "size",
@@ -80,7 +78,7 @@ class Reply:
         self.content_type = ""
         self.pieces: list[bytes] = []
         self.size = 0
-        self.has_begun = self.is_whole = self.ends_with_connection = False
+        self.is_whole = False
         self.fault = ""
         self.waiter: asyncio.Future[None] | None = None
         self.taker: Callable[[bytes], bool] | None = None
@@ -95,19 +93,15 @@ class Reply:
         self.waiter = waiter = self._connection.loop.create_future()
         return waiter
 
+    def put(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+
     def wake(self) -> None:
-        waiter = self.waiter
-        if waiter is None or waiter.done():
-            return
-        if self.taker is not None and self.pieces and not (self.is_whole or self.fault):
-            pieces = self.pieces
-            if self.taker(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
-                pieces.clear()
-                self.size = 0
-                self._connection.go_on()
-                return
-        self.waiter = None
-        waiter.set_result(None)
+        self.taker = None
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def take(self) -> bytes:
         """What has come of the body; nothing, where there is news, after its end. Raises Broken once all that
@@ -147,9 +141,12 @@ class Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._ended: asyncio.Future[None] | None = None
         self._told: dict[bytes, bytes] = {}
+        self._came: list[bytes] = []  # of the body, in what is being read now
         self._headers = self._overhead = 0
         self._unpacking: zlib._Decompress | None = None
-        self._was_used = self._keeps = self._is_sending = self._is_full = self._is_paused = False
+        self._asked_at_s = 0.0
+        self._was_kept = self._is_used = self._has_heard = self._ends_body = False
+        self._keeps = self._is_sending = self._is_full = self._is_paused = False
 
     @property
     def is_open(self) -> bool:
@@ -157,37 +154,47 @@ class Connection(asyncio.Protocol):
 
     # --- asking ---------------------------------------------------------------------------------------------
 
-    async def ask(self, head: bytes, body: bytes) -> Reply:
+    async def ask(self, head: bytes, body: bytes, reply: Reply | None = None) -> Reply:
         """Returns when the status is there. Raises Broken, and Stale where the same may be asked again. Once
         it has raised, and if it is cancelled, the connection is at its end, or given back."""
-        was_used, self._was_used = self._was_used, True
-        if self._transport is None or self._transport.is_closing():
-            raise (Stale if was_used else Broken)("closed the connection")
-        self._told, self._headers, self._overhead = {}, 0, 0
-        self._keeps, self._unpacking = False, None
-        reply = self._reply = Reply(self)
-        sent_at_s = self.loop.time()
+        reply = reply or Reply(self)
         try:
             if len(body) < LARGE_BYTES:
-                self._transport.write(head + body)
+                self.begin(reply, head + body)
             else:
-                await self._send(head, body, reply)
-            while not reply.status:
-                if reply.fault:
-                    is_stale = was_used and not reply.has_begun and self.loop.time() - sent_at_s < RACE_S
-                    raise (Stale if is_stale else Broken)(reply.fault)
+                self.begin(reply, head)
+                await self._send(body, reply)
+            while not reply.status and not reply.fault:
                 await reply.change()
+            self.check_begun(reply)
         except BaseException:
             reply.close()  # who is cancelled as the answer is whole does not end what is another's by now
             raise
         return reply
 
-    async def _send(self, head: bytes, body: bytes, reply: Reply) -> None:
+    def begin(self, reply: Reply, request: bytes) -> None:
+        """Sends it, or its beginning: the first change of the reply is its status, or a fault. Raises as
+        `ask`, and whoever asks in this way closes the reply where that does."""
+        self._was_kept, self._is_used = self._is_used, True
+        if self._transport is None or self._transport.is_closing():
+            raise (Stale if self._was_kept else Broken)("closed the connection")
+        self._told, self._headers, self._overhead = {}, 0, 0
+        self._keeps, self._has_heard, self._unpacking = False, False, None
+        self._asked_at_s = self.loop.time()
+        self._reply = reply
+        self._transport.write(request)
+
+    def check_begun(self, reply: Reply) -> None:
+        if not reply.status:
+            is_race = self._was_kept and not self._has_heard
+            is_stale = is_race and self.loop.time() - self._asked_at_s < RACE_S
+            raise (Stale if is_stale else Broken)(reply.fault)
+
+    async def _send(self, body: bytes, reply: Reply) -> None:
         """As fast as the engine takes it. An answer that comes before the end is the end."""
         transport, rest = self._transport, memoryview(body)
         assert transport is not None
         self._is_sending = True
-        transport.write(head)
         while rest and not reply.status and not reply.fault:
             transport.write(rest[:PIECE_BYTES])
             rest = rest[PIECE_BYTES:]
@@ -227,36 +234,45 @@ class Connection(asyncio.Protocol):
             if data.strip(b"\r\n"):  # of empty lines between answers, httptools makes nothing either
                 self.abort()
             return
-        reply.has_begun = True
-        status, pieces, size = reply.status, len(reply.pieces), reply.size
+        status, came, piece, is_fit = reply.status, self._came, b"", True
+        self._has_heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._keeps = False
-            if not reply.is_whole:
-                self._give_up()
-                return
+            self._keeps = is_fit = False
+        if came:
+            piece = came[0] if len(came) == 1 else b"".join(came)
+            self._overhead = len(data) - len(piece) - CHUNK_OVERHEAD_BYTES * len(came)
+            came.clear()
+        else:
+            self._overhead += len(data)
+        if is_fit and not reply.is_whole and self._overhead <= OVERHEAD_BYTES:
+            # The first is nearly all there is.
+            if not (piece and reply.taker is not None and reply.taker(piece)):
+                self._hand_on(reply, piece, is_headed=status != reply.status)
+            return
+        if piece:
+            reply.put(piece)
         if reply.is_whole:
             self._reply = None
             self._let_go()
+            reply.wake()
         else:
-            pieces = len(reply.pieces) - pieces
-            overhead = len(data) - (reply.size - size) - CHUNK_OVERHEAD_BYTES * pieces
-            self._overhead = overhead if pieces else self._overhead + overhead
-            if self._overhead > OVERHEAD_BYTES:
-                self._give_up()
-                return
+            self._give_up()
+
+    def _hand_on(self, reply: Reply, piece: bytes, *, is_headed: bool) -> None:
+        if piece:
+            reply.put(piece)
             if reply.size > AHEAD_BYTES and not self._is_paused:
                 self._is_paused = True
                 cast(asyncio.Transport, self._transport).pause_reading()
-            if not pieces and status == reply.status:
-                return
-        reply.wake()
+        if piece or is_headed:
+            reply.wake()
 
     def eof_received(self) -> None:
         reply = self._reply
         is_unpacked = self._unpacking is None or self._unpacking.eof
-        if reply is not None and reply.ends_with_connection and is_unpacked:
+        if reply is not None and reply.status and self._ends_body and is_unpacked:
             self._reply = None
             reply.is_whole = True
             reply.wake()
@@ -330,19 +346,16 @@ class Connection(asyncio.Protocol):
             self._unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # which of them, it sees itself
         reply.status = status
         reply.content_type = _media_type(told.get(b"content-type", b"")[:REMEMBERED_BYTES])
-        reply.ends_with_connection = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
+        self._ends_body = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
 
     def on_body(self, body: bytes) -> None:
-        reply = self._reply
-        assert reply is not None
         if self._unpacking is not None:
             body = self._unpacking.decompress(body, UNPACKED_BYTES)
             if self._unpacking.unconsumed_tail:
                 raise _Unfit
             if not body:
                 return
-        reply.pieces.append(body)
-        reply.size += len(body)
+        self._came.append(body)
 
     def on_message_complete(self) -> None:
         reply, told = self._reply, self._told

@@ -112,7 +112,7 @@ class Pool:
         return None
 
     def _keep(self, connection: Connection) -> None:
-        if (waiting := self._next()) is not None:
+        if self._waiting and (waiting := self._next()) is not None:
             waiting.set_result(connection)
             return
         connection.kept_until_s = self._loop.time() + connection.keep_alive_s

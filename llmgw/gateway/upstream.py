@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from llmgw.gateway.connection import Broken, Reply, Stale
+from llmgw.gateway.connection import LARGE_BYTES, Broken, Connection, Reply, Stale
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.pool import Absent, Pool
 from llmgw.gateway.routing import Target
@@ -36,16 +36,16 @@ class EngineAway(Exception):
         self.is_absent, self.was_dropped = is_absent, was_dropped
 
 
-class Answer:
-    """A response whose head has arrived. Its body is read once; `close` may come at any time and more than
-    once."""
+class Answer(Reply):
+    """What an engine answers a client's request. Its body is read once; `close` may come at any time and more
+    than once."""
 
-    __slots__ = ("_loop", "_reply", "_since_s", "_watch", "content_type", "status")
+    __slots__ = ("_patience_s", "_since_s", "_take", "_watch")
 
-    def __init__(self, reply: Reply, watch: Watch, loop: asyncio.AbstractEventLoop) -> None:
-        self._reply, self._watch, self._loop = reply, watch, loop
+    def __init__(self, connection: Connection, watch: Watch) -> None:
+        super().__init__(connection)
+        self._watch = watch
         self._since_s: float | None = None
-        self.status, self.content_type = reply.status, reply.content_type
 
     async def piece(self, patience_s: float, take: Callable[[bytes], bool] | None = None) -> bytes:
         """What has come, nothing after the end. A body that ends too early raises, and so does one that says
@@ -54,49 +54,44 @@ class Answer:
 
         What comes while this waits is offered to `take`, at once: to wake a task for each piece costs more
         than most pieces are worth. What that takes, which is no comment, this does not give."""
-        reply = self._reply
         try:
-            if not reply.has_news:
+            if not self.has_news:
                 left_s = patience_s
                 if self._since_s is not None:
-                    left_s = max(self._since_s + patience_s - self._loop.time(), 0)
-                reply.taker = None if take is None else self._renewing(take, patience_s)
+                    left_s = max(self._since_s + patience_s - self._connection.loop.time(), 0)
+                if take is not None:
+                    self._take, self._patience_s, self.taker = take, patience_s, self._pass_on
                 try:
-                    await self._watch.within(left_s, reply.change())
+                    await self._watch.within(left_s, self.change())
                 finally:
-                    reply.taker = None
-            piece = reply.take()
+                    self.taker = None
+            piece = self.take()
         except (Broken, TimeoutError) as error:
             raise _away(error) from error
         if not piece.startswith(b":") or b"\ndata:" in piece:
             self._since_s = None
         elif self._since_s is None:
-            self._since_s = self._loop.time()
+            self._since_s = self._connection.loop.time()
         return piece
 
-    def _renewing(self, take: Callable[[bytes], bool], patience_s: float) -> Callable[[bytes], bool]:
-        def takes(piece: bytes) -> bool:
-            if not take(piece):
-                return False
-            self._since_s = None
-            self._watch.renew(patience_s)
-            return True
-
-        return takes
+    def _pass_on(self, piece: bytes) -> bool:
+        if not self._take(piece):
+            return False
+        self._since_s = None
+        self._watch.renew(self._patience_s)
+        return True
 
     async def read(self, limit_bytes: int, patience_s: float) -> bytes | None:
         """The whole body, None if it is larger than the limit."""
         pieces: list[bytes] = []
         size = 0
-        while piece := await self.piece(patience_s):
+        while not self.is_whole or self.pieces:  # nearly always it has come together with its head
+            piece = self.take() if self.is_whole else await self.piece(patience_s)
             size += len(piece)
             if size > limit_bytes:
                 return None
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def close(self) -> None:
-        self._reply.close()
 
 
 class Upstream:
@@ -129,44 +124,61 @@ class Upstream:
         first_byte_s: float,
     ) -> Answer:
         """`path` is the gateway's, never the client's. Returns when the engine has sent its status."""
-        assert self._loop is not None, "start comes first"
         head = _head(target.origin, path, target.key)
         if client_headers:
             head += _own(client_headers)
+        head = b"%bContent-Length: %d\r\n\r\n" % (head, len(body))
+        stale = None
         try:
-            asking = self._ask(target.origin, head, body, connect_s)
-            return Answer(await watch.within(first_byte_s, asking), watch, self._loop)
-        except (Absent, Broken, TimeoutError) as error:
+            if (kept := self._pool(target.origin).take()) is not None:
+                answer = Answer(kept, watch)
+                try:
+                    if len(body) < LARGE_BYTES:  # nearly always, and so without a coroutine for each step
+                        kept.begin(answer, head + body)
+                        await watch.within(first_byte_s, answer.change())
+                        kept.check_begun(answer)
+                    else:
+                        await watch.within(first_byte_s, kept.ask(head, body, answer))
+                    return answer
+                except (
+                    Stale
+                ) as error:  # it came to its end: nobody heard the request, which is sent once more
+                    stale = error
+                except BaseException:
+                    answer.close()
+                    raise
+            asking = self._ask_anew(target.origin, head, body, watch, connect_s)
+            return await watch.within(first_byte_s, asking)
+        except Absent as absent:
+            raise _away(stale or absent) from absent  # who was there a moment ago may have heard it after all
+        except (Broken, TimeoutError) as error:
             raise _away(error) from error
 
     async def ask_briefly(
         self, target: Target, path: str, body: bytes, *, patience_s: float, limit_bytes: int
     ) -> bytes:
         """A question of the gateway's own. Nothing, where no 200 comes in time or it is too large."""
+        watch = Watch()
         try:
             async with asyncio.timeout(patience_s):
-                head = _head(target.origin, path, target.key)
-                reply = await self._ask(target.origin, head, body, patience_s)
+                bounds = {"connect_s": patience_s, "first_byte_s": patience_s}
+                answer = await self.ask(target, path, body, {}, watch, **bounds)
                 try:
-                    return await _read(reply, limit_bytes) if reply.status == 200 else b""
+                    return await answer.read(limit_bytes, patience_s) or b"" if answer.status == 200 else b""
                 finally:
-                    reply.close()
-        except (Absent, Broken, TimeoutError):
+                    answer.close()
+        except (EngineAway, TimeoutError):
             return b""
+        finally:
+            watch.close()
 
-    async def _ask(self, origin: str, head: bytes, body: bytes, connect_s: float) -> Reply:
-        """Once more where a connection that was kept had come to its end: nobody heard the request."""
-        head += b"Content-Length: %d\r\n\r\n" % len(body)
-        pool = self._pool(origin)
-        connection = pool.take() or await pool.another(connect_s)
-        try:
-            return await connection.ask(head, body)
-        except Stale as stale:
-            try:
-                connection = await self._pool(origin).another(connect_s)
-            except Absent:
-                raise stale from None  # it may have heard it after all
-        return await connection.ask(head, body)
+    async def _ask_anew(
+        self, origin: str, head: bytes, body: bytes, watch: Watch, connect_s: float
+    ) -> Answer:
+        connection = await self._pool(origin).another(connect_s)
+        answer = Answer(connection, watch)
+        await connection.ask(head, body, answer)
+        return answer
 
     def _pool(self, origin: str) -> Pool:
         pool = self._pools.get(origin)
@@ -183,18 +195,6 @@ class Upstream:
             if pool.is_empty:
                 del self._pools[origin]
         self._look = self._loop.call_later(LOOK_EVERY_S, self._look_after)
-
-
-async def _read(reply: Reply, limit_bytes: int) -> bytes:
-    told = b""
-    while len(told) <= limit_bytes:
-        if not reply.has_news:
-            await reply.change()
-        piece = reply.take()
-        if not piece:
-            return told
-        told += piece
-    return b""
 
 
 def _away(error: Exception) -> EngineAway:
