@@ -7,8 +7,9 @@ breaks off, or is something else, is never taken for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -41,6 +42,8 @@ LINGER_S = 1.0
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOTHING = msgspec.Raw(b"[]")
+_NULL = msgspec.Raw(b"null")
+_EMPTY = (_NOTHING, _NULL)
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
@@ -124,17 +127,16 @@ class Delivery:
         self._first_byte_s, self._idle_s = first_byte_s, idle_s
         self._model = call.model.name
 
-    async def deliver(self, answer: Answer) -> Outcome:
+    def deliver(self, answer: Answer) -> Awaitable[Outcome]:
         if answer.status != 200:
-            await self._refuse_as_engine_did(answer)
-        is_stream = answer.content_type == CONTENT_TYPE
-        if self._call.is_gathered_from(self._target) and is_stream:
-            return await self._gather(answer)
-        if is_stream and self._call.wants_stream:
-            return await self._pass_stream_on(answer)
-        if is_stream:
-            raise _unreadable(self._model, "answered in another way than it was asked to")
-        return await self._pass_on(answer)
+            return self._refuse_as_engine_did(answer)
+        if answer.content_type != CONTENT_TYPE:
+            return self._pass_on(answer)
+        if self._call.is_gathered_from(self._target):
+            return self._gather(answer)
+        if self._call.wants_stream:
+            return self._pass_stream_on(answer)
+        raise _unreadable(self._model, "answered in another way than it was asked to")
 
     # --- plain ----------------------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class Delivery:
             seen = _usual.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
-        if bytes(seen.choices if needed == "choices" else seen.data) in (b"[]", b"null"):
+        if (seen.choices if needed == "choices" else seen.data) in _EMPTY:
             return None
         self._check_name(seen.model)
         details = seen.usage.prompt_tokens_details
@@ -178,9 +180,9 @@ class Delivery:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _unreadable(self._model, "answered with what is no JSON object") from None
         self._check_name(named)
-        if "error" in fields and bytes(fields["error"]) != b"null":
+        if fields.get("error", _NULL) != _NULL:
             self._raise_error(body, 500)
-        if not fields or (needed is not None and bytes(fields.get(needed, b"[]")) in (b"[]", b"null")):
+        if not fields or (needed is not None and fields.get(needed, _NOTHING) in _EMPTY):
             raise _unreadable(self._model, "answered with nothing")
         return answers.tokens_of({"usage": usage})
 
@@ -280,18 +282,18 @@ class Delivery:
 
     # --- what is no answer ----------------------------------------------------------------------------------
 
-    async def _refuse_as_engine_did(self, answer: Answer) -> None:
+    async def _refuse_as_engine_did(self, answer: Answer) -> NoReturn:
         try:
             body = await answer.read(ERROR_LIMIT_BYTES, self._idle_s) or b""
         except EngineAway as error:
             raise away(self._model, error) from error
         self._raise_error(body, answer.status)
 
-    def _raise_error_event(self, event: bytes) -> None:
+    def _raise_error_event(self, event: bytes) -> NoReturn:
         error = payload(event)
         self._raise_error(msgspec.json.encode(error), answers.status_in(error))
 
-    def _raise_error(self, body: bytes, status: int) -> None:
+    def _raise_error(self, body: bytes, status: int) -> NoReturn:
         if answers.lacks_path(status, body):
             raise answers.path_not_served(self._model, self._call.endpoint.path)
         if answers.is_leaving(status, body):

@@ -100,6 +100,7 @@ class Relay:
                 lease = await self._limits.take(None, model, call.needs.prompt.least)
                 log.warning("Model %s stands in for %s", model.name, call.model.name)
                 try:
+                    _is_answered_by(call.passage, model)
                     await self._serve_by(call.of(model), client, watch, budget, may_wait=False)
                 finally:
                     lease.give_back(call.passage.prompt_tokens + call.passage.completion_tokens)
@@ -120,7 +121,6 @@ class Relay:
         self, call: Call, client: Client, watch: Watch, budget: Budget, *, may_wait: bool
     ) -> None:
         passage, patience = call.passage, self._patience.of(call.model.timeouts)
-        _is_answered_by(passage, call.model)
         tries, cause = 0, ""
         tried: dict[str, Target] = {}
         choice = self._choose(call)

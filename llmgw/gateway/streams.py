@@ -90,6 +90,7 @@ class EventStream:
         self._dialect, self._hides_usage = dialect, hides_usage
         self._signs = (*_COUNTS, *dialect.error_signs, *dialect.end_signs)
         self._rest = b""
+        self._is_plain = False
         self._first_usage = self._last_usage = b""
         self.has_content = self.is_done = False
         self.error: bytes | None = None
@@ -114,14 +115,13 @@ class EventStream:
         for sign in self._dialect.end_signs:
             if sign in data and self._dialect.end.search(data):
                 self.is_done = True
+        self._is_plain = self.has_content and not (self._rest or self.is_done or self.error is not None)
         return data
 
     def lets_pass(self, data: bytes) -> bool:
         """Whether `feed` would give back these bytes as they are and learn nothing from them: whole events of
         a stream that has begun and goes on. It may say no to some of those, and to comments it does."""
-        if self._rest or not self.has_content or self.is_done or self.error is not None:
-            return False
-        if not data.endswith(b"\n\n") or data.startswith(b":"):
+        if not self._is_plain or not data.endswith(b"\n\n") or data.startswith(b":"):
             return False
         for sign in self._signs:
             # `in` takes twice as long, as it tries the sign as a number first.
