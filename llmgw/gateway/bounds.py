@@ -45,6 +45,8 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "kv_transfer_params": "it names a host that the engine would connect to",
 }
 
+_REFUSED = frozenset(REFUSED_FIELDS)
+
 # Those that an engine also reads where they stand deeper: in parts of messages, in a template's arguments, in
 # the description of a tool. Elsewhere a name is the client's own, such as that of a tool's argument.
 REFUSED_IN_PARTS = frozenset({"prompt_embeds", "input_embeds", "image_embeds", "audio_embeds"})
@@ -107,8 +109,8 @@ BOUNDED = NUMBERS.keys() | COUNTS.keys() - {"messages"} | SIZES.keys()
 
 
 class Peek(NamedTuple):
-    """The few things of a body that are looked at: its fields' names, refused ones that stand deeper, numbers
-    that have a bound, and where its media would come from."""
+    """The few things of a body that are looked at: its fields' names where any of them tells something,
+    refused ones that stand deeper, numbers that have a bound, and where its media would come from."""
 
     model: object = None
     stream: object = None
@@ -122,28 +124,29 @@ class Peek(NamedTuple):
 
 def check_body(peek: Peek, media_hosts: Collection[str] = ()) -> str:
     """The name that the request asks for. `media_hosts` are those that engines may fetch from."""
-    if peek.model is None:
+    model, stream, fields, nested_fields, media_urls, numbers, *_ = peek
+    if model is None:
         raise Refused(
             400,
             "missing_model",
             "The request names no model: set `model`; GET /v1/models lists them.",
             param="model",
         )
-    if not isinstance(peek.model, str) or not peek.model:
+    if not isinstance(model, str) or not model:
         raise Refused(400, "invalid_model", "`model` must be a text that names a model.", param="model")
-    if not (peek.stream is None or isinstance(peek.stream, bool)):
+    if not (stream is None or isinstance(stream, bool)):
         raise Refused(400, "invalid_stream", "`stream` must be true or false.", param="stream")
-    if peek.nested_fields or not REFUSED_FIELDS.keys().isdisjoint(peek.fields):
-        name = min((REFUSED_FIELDS.keys() & peek.fields) | peek.nested_fields)
+    if nested_fields or (fields and not _REFUSED.isdisjoint(fields)):
+        name = min((_REFUSED & fields) | nested_fields)
         raise Refused(
             400,
             "field_not_accepted",
             f"The field `{name}` is not accepted: {REFUSED_FIELDS[name]}. Leave it out.",
             param=name,
         )
-    for name, value in peek.numbers:
+    for name, value in numbers:
         check_number(name, value)
-    for url in peek.media_urls:
+    for url in media_urls:
         if not is_media_allowed(url, media_hosts):
             raise Refused(
                 400,
@@ -152,7 +155,7 @@ def check_body(peek: Peek, media_hosts: Collection[str] = ()) -> str:
                 "data: URL.",
                 param="messages",
             )
-    return peek.model
+    return model
 
 
 _REMOTE = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?][!-\[\]-~]*)?")
