@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
@@ -26,7 +25,7 @@ GENERATION_LINKS = 16_384
 class Chain(NamedTuple):
     """`links` as above, one a block; `text` is what they stand for, a whole number of blocks."""
 
-    links: tuple[int, ...] = ()
+    links: Sequence[int] = ()
     text: bytes = b""
 
     def key_after(self, depth: int) -> int:
@@ -38,10 +37,10 @@ class Chain(NamedTuple):
 NO_CHAIN = Chain()
 
 
-def chain(salt: bytes, parts: Iterable[bytes]) -> Chain:
+def chain(salt: bytes, parts: Iterable[bytes | memoryview]) -> Chain:
     """Of what shapes a prompt, in an order that is always the same. Under two salts nothing is shared."""
     left = BLOCKS_LIMIT * BLOCK_BYTES - len(salt)
-    pieces = [salt]
+    pieces: list[bytes | memoryview] = [salt]
     for part in parts:
         if left <= 1:
             break
@@ -50,12 +49,12 @@ def chain(salt: bytes, parts: Iterable[bytes]) -> Chain:
     text = b"\0".join(pieces)
     count = -(-len(text) // BLOCK_BYTES)
     text = text.ljust(count * BLOCK_BYTES, b"\0")
-    return Chain(tuple(accumulate(_cutter(count).unpack(text), _link, initial=0))[1:], text)
-
-
-def _link(before: int, block: bytes) -> int:
-    # Hashes of tuples may be nested, and not added: in a sum, two blocks can often change their places.
-    return hash((before, block))
+    link, links = 0, []
+    for block in _cutter(count).unpack(text):
+        # Hashes of tuples may be nested, and not added: in a sum, two blocks can often change their places.
+        link = hash((link, block))
+        links.append(link)
+    return tuple.__new__(Chain, (links, text))
 
 
 @lru_cache(maxsize=BLOCKS_LIMIT + 1)

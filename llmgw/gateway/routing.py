@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from math import fsum, inf, log
 from typing import NamedTuple
 
@@ -31,7 +32,9 @@ WORTH_ONE_IN = 8
 """A shared beginning shorter than this part of the prompt is not followed: it saves little, and what all
 prompts begin with would gather them all on one replica."""
 
-_MASK, _LOG_2_64 = 2**64 - 1, log(2**64)
+_MASK, _LOG_OF_ALL = 2**32 - 1, log(2**32)
+"""Of the numbers that are drawn: twice as long, they would take half as long again to draw."""
+_NOTHING_IN_FLIGHT = repeat(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class _Memory:
     __slots__ = ("credit", "multiplier", "prefixes", "turn")
 
     def __init__(self, replica: str) -> None:
-        self.multiplier = _hash_of(replica) | 1
+        self.multiplier = _hash_of(replica) & _MASK | 1
         self.prefixes = Prefixes()
         self.turn = 0  # when it was last chosen
         self.credit = 0.0  # what round-robin owes it
@@ -87,10 +90,12 @@ class _Lineup:
 
     __slots__ = (
         "are_alike",
+        "everyone",
         "memories",
         "multipliers",
         "prefixes",
         "replicas",
+        "slack",
         "targets",
         "weight",
         "weights",
@@ -98,12 +103,14 @@ class _Lineup:
 
     def __init__(self, targets: Sequence[Target], memories: Sequence[_Memory]) -> None:
         self.targets, self.memories = targets, memories
+        self.everyone = range(len(targets))
         self.replicas = [target.replica for target in targets]
         self.multipliers = [memory.multiplier for memory in memories]
         self.prefixes = [memory.prefixes for memory in memories]
         self.weights = [target.weight for target in targets]
         self.weight = fsum(self.weights)  # whose last digit is the same in any order
         self.are_alike = len({*self.weights}) == 1
+        self.slack = BUSY_SLACK * len(targets) / self.weight
 
 
 class Chooser:
@@ -129,26 +136,28 @@ class Chooser:
         if not targets:
             return None
         lineup = self._lineups.get(model.id)
-        if lineup is None or lineup.targets is not targets:
+        # While one is left out it is the same few each time, in a sequence of their own.
+        if lineup is None or (lineup.targets is not targets and lineup.targets != targets):
             lineup = self._lineups[model.id] = self._line_up(targets)
+        profile, chain = model.routing_profile, prompt.chain
         if len(targets) == 1:
             at, route = 0, ONLY
-        elif model.routing_profile == ROUND_ROBIN:
+        elif profile == ROUND_ROBIN:
             at, route = _next_in_turn(lineup), ROUND_ROBIN
         else:
-            busy = [in_flight.get(replica, 0) for replica in lineup.replicas]
-            if model.routing_profile in ("", PREFIX) and prompt.chain.links:
-                at, route = _by_prefix(lineup, busy, prompt.chain)
-            elif model.routing_profile == SESSION and prompt.session:
+            busy = [*map(in_flight.get, lineup.replicas, _NOTHING_IN_FLIGHT)]
+            if chain.links and (not profile or profile == PREFIX):
+                at, route = _by_prefix(lineup, busy, chain)
+            elif profile == SESSION and prompt.session:
                 at, route = _by_session(lineup, busy, prompt.session), SESSION
             else:
                 at, route = _least_loaded(lineup, busy), LEAST_LOADED
         memory = lineup.memories[at]
         self._turn += 1
         memory.turn = self._turn
-        if prompt.chain.links:
-            memory.prefixes.add(prompt.chain.links)
-        return Choice(targets[at], route)
+        if chain.links:
+            memory.prefixes.add(chain.links)
+        return tuple.__new__(Choice, (lineup.targets[at], route))
 
     def forget(self, replicas: Iterable[str]) -> None:
         for replica in replicas:
@@ -172,47 +181,48 @@ def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain) -> tuple[int,
     """The longest match among those that are not too busy for it. Where several have it, and where it is
     worth little, they are told apart by what comes next in the prompt: that will be there in another turn of
     the same talk, too, and other processes see it as well."""
-    links, length = chain.links, len(chain.links)
-    weights, (mean, slack) = lineup.weights, _mean_and_slack(lineup, busy)
+    links = chain.links
+    mean, slack = _mean(lineup, busy), lineup.slack
     first, depth = links[0], 0
-    holders: list[int] = []
+    holders: Sequence[int] = ()
     for at, prefixes in enumerate(lineup.prefixes):
         if first not in prefixes.young and first not in prefixes.old:
             continue  # nearly all of them, nearly always: so it is asked without a call
         if (here := prefixes.depth_of(links)) >= depth:
-            part = here / length
-            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * weights[at]:
-                if here > depth:
-                    depth, holders = here, []
-                holders.append(at)
-    if depth * WORTH_ONE_IN >= length:
+            part = here / len(links)
+            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * lineup.weights[at]:
+                holders = [at] if here > depth else [*holders, at]
+                depth = here
+    if depth * WORTH_ONE_IN >= len(links):
         route = PREFIX
     else:
-        free = _within(lineup, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
-        holders, route = free, PREFIX_MISS
+        holders = _within(lineup, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
+        route = PREFIX_MISS
     if len(holders) == 1:
         return holders[0], route
     one, other = _rendezvous(chain.key_after(depth), holders, lineup)
+    weights = lineup.weights
     if busy[other] * weights[one] < busy[one] * weights[other]:
         return other, route
     return one, route
 
 
 def _by_session(lineup: _Lineup, busy: Sequence[int], session: str) -> int:
-    mean, slack = _mean_and_slack(lineup, busy)
-    free = _within(lineup, busy, (1 + BUSY_FACTOR) * mean + slack)
+    free = _within(lineup, busy, (1 + BUSY_FACTOR) * _mean(lineup, busy) + lineup.slack)
     return _rendezvous(_hash_of(session), free, lineup)[0]
 
 
-def _mean_and_slack(lineup: _Lineup, busy: Sequence[int]) -> tuple[float, float]:
-    """For a weight of 1. A mean that is a hair too small would leave nobody within it."""
-    return sum(busy) / lineup.weight * (1 + 1e-9), BUSY_SLACK * len(busy) / lineup.weight
+def _mean(lineup: _Lineup, busy: Sequence[int]) -> float:
+    """For a weight of 1. One that is a hair too small would leave nobody within it."""
+    return sum(busy) / lineup.weight * (1 + 1e-9)
 
 
-def _within(lineup: _Lineup, busy: Sequence[int], bound: float) -> list[int]:
+def _within(lineup: _Lineup, busy: Sequence[int], bound: float) -> Sequence[int]:
     weights = lineup.weights
     if lineup.are_alike:
         most = bound * weights[0]
+        if max(busy) <= most:
+            return lineup.everyone
         return [at for at, count in enumerate(busy) if count <= most]
     return [at for at, count in enumerate(busy) if count <= bound * weights[at]]
 
@@ -235,7 +245,7 @@ def _rendezvous(key: int, among: Sequence[int], lineup: _Lineup) -> tuple[int, i
     lowest = low = inf
     for at in among:
         number = key * multipliers[at] & _MASK
-        drawn = (_LOG_2_64 - log(number + 1)) / weights[at]
+        drawn = (_LOG_OF_ALL - log(number + 1)) / weights[at]
         if drawn < lowest:
             second, low = first, lowest
             first, lowest = at, drawn
