@@ -21,11 +21,13 @@ test: lint
 	$(BIN)/python -m pytest $(DIVIDED) -m "not on_postgresql and not soak"
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not (one_database or soak)"
 
-# A hundred thousand steps and a hundred kills, other ones each time; the seed is printed, and has a history that
-# failed again.
+# A hundred thousand steps, a hundred kills and an hour of whatever an engine may say, other ones each time; the seed
+# is printed, and has a history that failed again.
+SOAK_SECONDS ?= 3600
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
 soak: .venv/ready-for-tests
-	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SEED=$(strip $(SEED)) $(BIN)/python -m pytest --timeout 0 -s \
+	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(strip $(SEED)) \
+		$(BIN)/python -m pytest --timeout 0 -s \
 		tests/test_plan_cluster.py tests/test_agent_kills.py tests/test_reconcile_drill.py tests/test_gateway_faults.py \
 		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
 		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_passes.py \

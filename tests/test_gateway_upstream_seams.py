@@ -1,6 +1,7 @@
 """What an engine says means the same wherever its bytes are cut, and the same as it meant to aiohttp.
 
-Engines' recorded answers, answers made up in all ways in which they may be said, and those with a fault.
+Engines' recorded answers, answers made up in all ways in which they may be said, and those with a fault: as
+many as there is time for, where SOAK_SECONDS gives it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import asyncio
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from llmgw.gateway.connection import Broken, Connection
@@ -27,8 +29,8 @@ from tests.raw_engine import ENDS, HI, OK, STAYS, Turn, asking, playing
 
 pytestmark = pytest.mark.one_database
 
-IS_SOAK = "SOAK_STEPS" in os.environ
-EXAMPLES = int(os.environ.get("SOAK_STEPS", "60"))
+SOAK_S = float(os.environ.get("SOAK_SECONDS", "0"))
+EXAMPLES = 60
 PLACES = 30  # to cut in two at, where there is no time for all
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 STREAM = "text/event-stream"
@@ -191,7 +193,7 @@ def hears() -> Iterator[Callable[..., Outcome]]:
 
 
 def _means_the_same_however_cut(hears: Callable[..., Outcome], said: bytes) -> None:
-    every = 1 if IS_SOAK else 1 + len(said) // PLACES
+    every = 1 if SOAK_S else 1 + len(said) // PLACES
     for ends in (False, True):
         whole = hears(said, ends=ends)
         assert hears(*(said[at : at + 1] for at in range(len(said))), ends=ends) == whole
@@ -209,11 +211,22 @@ def test_a_recorded_answer_means_the_same_wherever_it_is_cut(
     _means_the_same_however_cut(hears, said)
 
 
-@seed(SEED)
-@given(said=answers() | faulty())
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_answer_means_the_same_wherever_it_is_cut(said: bytes, hears: Callable[..., Outcome]) -> None:
-    _means_the_same_however_cut(hears, said)
+def test_any_answer_means_the_same_wherever_it_is_cut(hears: Callable[..., Outcome]) -> None:
+    @given(said=answers() | faulty())
+    @settings(max_examples=EXAMPLES)
+    def law(said: bytes) -> None:
+        _means_the_same_however_cut(hears, said)
+
+    _holds(law)
+
+
+def _holds(law: Callable[[], None]) -> None:
+    """For other examples each time, until half of the time is over: there are two such laws."""
+    until_s = time.monotonic() + SOAK_S / 2
+    for number in count(SEED):
+        seed(number)(law)()
+        if time.monotonic() >= until_s:
+            return
 
 
 # --- and aiohttp's ----------------------------------------------------------------------------------------
@@ -263,18 +276,21 @@ async def test_a_recorded_answer_means_what_it_meant_to_aiohttp(name: str) -> No
     assert is_now[3] == "whole"
 
 
-@seed(SEED)
-@given(said=answers(), cuts=st.sets(st.integers(1, 200), max_size=8), is_whole=st.booleans())
-@settings(max_examples=EXAMPLES)
-def test_any_answer_means_what_it_meant_to_aiohttp(said: bytes, cuts: set[int], is_whole: bool) -> None:
+def test_any_answer_means_what_it_meant_to_aiohttp() -> None:
     """Or its beginning, where it breaks off."""
-    if not is_whole:
-        said = said[: max(cuts, default=0)]
-    was, is_now = asyncio.run(both(_cut(said, cuts), ENDS))
-    if was[-1] == "broke off":  # to whom what came before is lost
-        assert is_now[2].startswith(was[2])
-        was = (*was[:2], is_now[2], was[3])
-    assert is_now == was
+
+    @given(said=answers(), cuts=st.sets(st.integers(1, 200), max_size=8), is_whole=st.booleans())
+    @settings(max_examples=EXAMPLES)
+    def law(said: bytes, cuts: set[int], is_whole: bool) -> None:
+        if not is_whole:
+            said = said[: max(cuts, default=0)]
+        was, is_now = asyncio.run(both(_cut(said, cuts), ENDS))
+        if was[-1] == "broke off":  # to whom what came before is lost
+            assert is_now[2].startswith(was[2])
+            was = (*was[:2], is_now[2], was[3])
+        assert is_now == was
+
+    _holds(law)
 
 
 def _cut(said: bytes, cuts: set[int]) -> list[bytes]:
