@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 PLACES_AT_ONCE = 10_000
 """Keys, models and endpoints told apart between two writes; the rest are counted without key and endpoint."""
+ENDED_AT_ONCE = 64
+"""Requests that are counted together: counting is cheap while it is in the processor's caches, and
+one by one it never would be."""
 LOTS_KEPT = 120
 """Minutes told apart while the database is away; later ones are counted to the last of them."""
 
@@ -62,7 +65,8 @@ class Accounts:
     ) -> None:
         self._gateway, self._clock_s, self._flush_s, self._add = gateway, clock_s, flush_s, add
         self._journal = journal
-        self._counted: dict[Place, Tally] = {}
+        self._ended: list[Passage] = []
+        self._tallies: dict[Place, Tally] = {}
         self._lots: deque[_Lot] = deque()
         self._number = 0
         self._thread = DatabaseThread("accounts")
@@ -93,17 +97,35 @@ class Accounts:
             await asyncio.get_running_loop().run_in_executor(None, self._journal.stop)
 
     def close(self, passage: Passage) -> None:
-        """The one word that a request has ended. Its key is one that was found good, empty before; its model
-        is the catalog's name, empty where none was meant."""
+        """The one word that a request has ended; its passage is not changed any more. Its key is one that was
+        found good, empty before; its model is the catalog's name, empty where none was meant."""
         if passage.ended_at_s is None:
             passage.ended_at_s = monotonic()
+        self._ended.append(passage)
+        if len(self._ended) >= ENDED_AT_ONCE:
+            self._count()
+        if self._journal is not None:
+            self._journal.note(passage)
+
+    @property
+    def _counted(self) -> dict[Place, Tally]:
+        """What was not gathered yet."""
+        self._count()
+        return self._tallies
+
+    def _count(self) -> None:
+        ended, self._ended = self._ended, []
+        for passage in ended:
+            self._count_one(passage)
+
+    def _count_one(self, passage: Passage) -> None:
         outcome = passage.outcome
         place = (passage.key, passage.model, passage.endpoint, outcome)
-        tally = self._counted.get(place)
+        tally = self._tallies.get(place)
         if tally is None:
-            if len(self._counted) >= PLACES_AT_ONCE:
+            if len(self._tallies) >= PLACES_AT_ONCE:
                 place = ("", passage.model, "", outcome)
-            tally = self._counted.setdefault(place, Tally())
+            tally = self._tallies.setdefault(place, Tally())
         tally.requests += 1
         tally.prompt_tokens += passage.prompt_tokens
         tally.cached_tokens += passage.cached_tokens
@@ -120,8 +142,6 @@ class Accounts:
         tally.observe("duration", passage.duration_s)
         if passage.held_s:
             tally.observe("hold", passage.held_s)
-        if self._journal is not None:
-            self._journal.note(passage)
 
     async def write(self) -> None:
         """Writes what there is; what cannot be written stays for the next time."""
@@ -148,10 +168,10 @@ class Accounts:
 
     def _gather(self) -> None:
         """What was counted becomes a lot, or part of the last one, where that has not been tried."""
-        at_s = self._clock_s()
-        if not self._counted or at_s is None:
+        at_s, counted = self._clock_s(), self._counted
+        if not counted or at_s is None:
             return
-        counted, self._counted = self._counted, {}
+        self._tallies = {}
         last = self._lots[-1] if self._lots and not self._lots[-1].was_tried else None
         is_same = last is not None and (
             last.at_s // MINUTE_S == at_s // MINUTE_S or len(self._lots) >= LOTS_KEPT
