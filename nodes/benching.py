@@ -2,8 +2,8 @@
 
 A bench finds the highest load at which the model's promise holds. It is a job, so that a worker or a shell
 carries it out, with its progress on the row. Whatever ends it, nothing of it goes on: requests are cut off
-with their connections, and the key that a bench of the gateway uses is revoked; that of one which was killed
-was known to nobody else, and ends by itself.
+with their connections, and the key that a bench of the gateway uses is revoked, of one that was killed as
+soon as it is missed (`jobs.sweep`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import transaction
 
-from catalog.actions import AfterChange, AskPaths, Outcome, find_model, mint_key, patch_model, revoke_key
+from catalog.actions import AfterChange, AskPaths, Outcome, find_model, mint_key, patch_model
 from catalog.durations import HOUR
 from catalog.models import Key, Model
 from catalog.reading import CatalogError, quote
@@ -28,7 +29,7 @@ from nodes.bench.options import DIRECTLY, GATEWAY, Options, load_of
 from nodes.bench.weighing import Weighing, build_of
 from nodes.conversation import cluster_keys
 from nodes.generator import Aim, Generator
-from nodes.jobs import JobFailed, JobRefused, Report, ask, describe, without_model
+from nodes.jobs import JobFailed, JobRefused, Report, ask, describe, end_key, keep_key, without_model
 from nodes.measured import ready_ranks, weighing_of
 from nodes.models import Job, Rank
 from nodes.origins import engine_url
@@ -311,20 +312,22 @@ def _aim(job: Job, options: Options, rank: Rank) -> Iterator[tuple[Aim, str]]:
         yield Aim(origin, key.replica_key(str(replica.pk), replica.generation)), replica.model_name
         return
     assert job.model is not None
-    row, text = mint_key(
-        f"bench of {job.model.name}"[:200],
-        user=_owner(job.by),
-        scope=Key.Scope.INFERENCE,
-        by=job.by,
-        door="bench",
-        why=f"the bench {str(job.pk)[:8]}",
-        expires_in_ns=KEY_LIVES_NS,
-        reach={"models": [job.model.name]},
-    )
+    with transaction.atomic():
+        row, text = mint_key(
+            f"bench of {job.model.name}"[:200],
+            user=_owner(job.by),
+            scope=Key.Scope.INFERENCE,
+            by=job.by,
+            door=job.kind,
+            why=f"the bench {str(job.pk)[:8]}",
+            expires_in_ns=KEY_LIVES_NS,
+            reach={"models": [job.model.name]},
+        )
+        keep_key(job, row)
     try:
         yield Aim(job.options.get("address") or settings.LLMGW_GATEWAY_URL, text), job.model.name
     finally:
-        revoke_key(row.pk, by=job.by, door="bench", why="it is over")
+        end_key(job, why="it is over")
 
 
 def _owner(by: str) -> User:

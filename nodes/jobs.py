@@ -19,8 +19,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 
-from catalog.actions import record
-from catalog.models import Model
+from catalog.actions import record, revoke_key
+from catalog.models import Key, Model
 from catalog.reading import CatalogError, Fault, quote, storable
 from nodes.models import Cluster, Job
 
@@ -201,6 +201,17 @@ def _end(job_id: uuid.UUID, state: Job.State, result: Mapping[str, Any] | None, 
     return bool(running.update(state=state, ended_at=Now(), **found, **told))
 
 
+def keep_key(job: Job, key: Key) -> None:
+    """By which the job goes through the gateway. It ends with the job, whatever becomes of who has that."""
+    Job.objects.filter(pk=job.pk).update(key=key)
+
+
+def end_key(job: Job, *, why: str) -> None:
+    key_id = Job.objects.values_list("key", flat=True).get(pk=job.pk)
+    if key_id is not None:
+        revoke_key(key_id, by=job.by, door=job.kind, why=why)
+
+
 def run(
     job_id: uuid.UUID,
     runner: Runner,
@@ -280,8 +291,8 @@ def attend(
 
 
 def sweep() -> list[uuid.UUID]:
-    """End what nobody carries out any more, and forget what is old. What still waits for a worker, whose
-    message may be lost."""
+    """End what nobody carries out any more, with its key, and forget what is old. What still waits for a
+    worker, whose message may be lost."""
     running, silence = Job.objects.filter(state=Job.State.RUNNING), timedelta(seconds=SILENT_S)
     running.filter(heartbeat_at__gt=Now() + silence).update(heartbeat_at=Now())  # the clock was set back
     silent = running.filter(heartbeat_at__lt=Now() - silence)
@@ -292,6 +303,8 @@ def sweep() -> list[uuid.UUID]:
         problem="Its worker died, or lost the database; ask for it again.",
     )
     over = Job.objects.exclude(state__in=Job.LIVE)
+    for job in over.filter(key__revoked_at=None).exclude(key=None):
+        end_key(job, why="nobody carries it out any more")
     old = Q(asked_at__lt=Now() - KEEP)
     for edge in over.values_list("asked_at", flat=True)[KEEP_COUNT : KEEP_COUNT + 1]:
         old |= Q(asked_at__lte=edge)

@@ -285,6 +285,7 @@ def test_the_key_of_a_bench_through_the_gateway_ends_with_it(sim: Sim, settings:
     )
     key = Key.objects.get()
     assert key.revoked_at is not None
+    assert Job.objects.get().key == key, "so that it ends, too, where whoever carries the bench out is killed"
     assert (key.scope, key.opens_all, [each.name for each in key.opened.all()]) == (
         "inference",
         False,

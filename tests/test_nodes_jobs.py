@@ -16,8 +16,8 @@ from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 
-from catalog.actions import remove_model
-from catalog.models import Event, Model
+from catalog.actions import mint_key, remove_model
+from catalog.models import Event, Key, Model
 from nodes import jobs, tasks
 from nodes.management.meter import Meter
 from nodes.models import Job
@@ -253,6 +253,22 @@ def test_a_job_whose_worker_is_silent_is_over(seconds: float, is_stopped: bool, 
     silent(job, seconds)
     assert jobs.sweep() == []
     assert state(job)[0] == end
+
+
+def test_the_key_of_a_job_ends_with_it_though_its_worker_was_killed() -> None:
+    job = asked(a_model(), BENCH)
+    jobs.claim(job.pk)
+    key, _ = mint_key("bench", user=alice(), scope=Key.Scope.INFERENCE, by="alice", door="bench")
+    jobs.keep_key(job, key)
+    jobs.sweep()
+    key.refresh_from_db()
+    assert key.revoked_at is None, "it goes on"
+    silent(job, jobs.SILENT_S + 1)
+    for _ in range(2):
+        jobs.sweep()
+    key.refresh_from_db()
+    assert key.revoked_at is not None
+    assert Event.objects.get(verb="revoke").why == "nobody carries it out any more"
 
 
 def test_a_clock_that_is_set_back_ends_no_job_that_lives_and_keeps_none_that_died() -> None:

@@ -8,14 +8,15 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from catalog.models import Model
+from catalog.models import Key, Model
 
 
 class Job(models.Model):
     """One piece of it, from its asking until it is over.
 
     Who asks writes kind to asked_at; who carries it out, the rest; who has it stopped, stop_asked_at and
-    problem. `model_name` is known when the model is gone; replica is None where any will do.
+    problem. `model_name` is known when the model is gone; replica is None where any will do; key opens the
+    gateway to it, and to nobody else, for as long as it goes on.
     """
 
     class Kind(models.TextChoices):
@@ -49,6 +50,7 @@ class Job(models.Model):
     progress = models.JSONField(default=dict, help_text="part (0 to 1), say, and numbers of the moment")
     result = models.JSONField(default=dict)
     problem = models.TextField(blank=True, help_text="why it failed, or by whom it was stopped")
+    key = models.ForeignKey(Key, models.SET_NULL, null=True, related_name="+")
 
     fingerprint = models.CharField(max_length=16, blank=True, help_text="of the profile that it was done to")
     engine = models.CharField(max_length=40, blank=True)
