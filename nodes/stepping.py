@@ -13,7 +13,7 @@ from typing import Any
 from catalog.durations import SECOND
 from catalog.reading import quote
 from nodes.bench.asks import Ask, Lengths, Row, arrivals
-from nodes.bench.figures import Figures, Times, is_lost, told_s
+from nodes.bench.figures import GONE_RUN, Figures, Times, is_gone, is_lost, told_s
 from nodes.bench.options import CONFIRMING, LARGEST_SAMPLE, Options
 from nodes.bench.prompts import Prompts
 from nodes.bench.search import Search
@@ -26,9 +26,6 @@ WARM_REQUESTS = 3  # at least
 SHORTEST_RAMP_S, RAMP_TIMES = 1.0, 1.5
 """Before a step counts, its load has come for as long as a request takes, and half as long again."""
 DRAIN_S, DRAIN_TIMES = 30.0, 4
-DEAD_RUN, DROPPED_RUN = 20, 5
-"""So many failures in a row, or broken connections, are the end of an engine and no load."""
-DROPPED = ("it refused", "it broke off", "it closed", "it was silent", "it did not accept")
 
 
 class Run:
@@ -128,7 +125,7 @@ class Run:
         while not volley.wait(REPORT_S):
             self._tell(volley)
             if is_judged:
-                self._end_if_dead(volley)
+                self._end_if_gone(volley)
             now_s, waiting = volley.now_s, volley.waiting_dues_s()
             is_hopeless = is_judged and is_lost(
                 list(volley.outcomes), waiting, now_s, since_s=since_s, planned=planned, promise=self._promise
@@ -138,7 +135,7 @@ class Run:
                 volley.wait(REPORT_S)
                 return [now_s - due_s for due_s in waiting if due_s >= since_s]
         if is_judged:
-            self._end_if_dead(volley)
+            self._end_if_gone(volley)
         return None
 
     def _tell(self, volley: Volley) -> None:
@@ -159,12 +156,9 @@ class Run:
         if not self._report(progress):
             raise JobStopped(self._result())
 
-    def _end_if_dead(self, volley: Volley) -> None:
-        problems = [each.problem for each in volley.outcomes[-DEAD_RUN:]]
-        is_dropped = len(problems) >= DROPPED_RUN and all(
-            each.startswith(DROPPED) for each in problems[-DROPPED_RUN:]
-        )
-        if not is_dropped and not (len(problems) == DEAD_RUN and all(problems)):
+    def _end_if_gone(self, volley: Volley) -> None:
+        problems = [each.problem for each in volley.outcomes[-GONE_RUN:]]
+        if not is_gone(problems):
             return
         found = self._result()
         whose = f"The replica {self._head['replica'][:8]}" if self._head["replica"] else "The gateway"

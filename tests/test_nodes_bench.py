@@ -21,7 +21,7 @@ from catalog.parts import Slo
 from catalog.reading import CatalogError
 from catalog.spec import ModelSpec
 from nodes.bench.asks import DISTRIBUTIONS, Ask, Lengths, Row, arrivals, read_rows
-from nodes.bench.figures import Figures, Outcome, Promise, is_lost, quantile
+from nodes.bench.figures import Figures, Outcome, Promise, is_gone, is_lost, quantile
 from nodes.bench.options import CONFIRMING, Options, load_of
 from nodes.bench.prompts import Prompts
 from nodes.bench.search import Search
@@ -278,6 +278,26 @@ def test_whoever_waits_already_for_too_long_counts_as_slow() -> None:
     assert is_lost([], [0.0, 0.5], 1.6, since_s=0, planned=100, promise=promise)
     assert not is_lost([], [0.0, 0.7], 1.6, since_s=0, planned=100, promise=promise)
     assert not is_lost([], [0.0, 0.5], 1.6, since_s=0.1, planned=100, promise=promise), "before it counted"
+
+
+BROKEN, REFUSED, BUSY = "it broke off (reset)", "status 500: no memory", "status 429: Too many requests"
+
+
+@pytest.mark.parametrize(
+    ("problems", "gone"),
+    [
+        pytest.param([""] * 30 + [BROKEN] * 5, True, id="five broken connections"),
+        pytest.param([BROKEN] * 4, False, id="four of them"),
+        pytest.param([BROKEN] * 4 + ["", BROKEN], False, id="not in a row"),
+        pytest.param([REFUSED] * 20, True, id="twenty failures"),
+        pytest.param([REFUSED] * 19, False, id="nineteen"),
+        pytest.param([BUSY] * 200, False, id="too many requests"),
+        pytest.param([REFUSED] * 19 + [BUSY], False, id="nineteen, and an answer"),
+        pytest.param([BUSY] * 30 + [BROKEN] * 5, True, id="too many, and then nobody"),
+    ],
+)
+def test_an_engine_that_answers_is_not_gone(problems: list[str], gone: bool) -> None:
+    assert is_gone(problems) is gone
 
 
 # --- all of it, on an engine of values ---------------------------------------------------------------

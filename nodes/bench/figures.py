@@ -16,6 +16,10 @@ LATE_LIMIT_S = 0.05  # a generator that sends later than this measures itself
 BACKLOG_PART = 0.02  # of what came, may be left behind by more than chance
 BACKLOG_SIGMAS = 3.0
 PROBLEMS_TOLD = 5  # kinds
+GONE_RUN, DROPPED_RUN = 20, 5
+"""So many failures in a row, or broken connections, are the end of an engine and no load."""
+DROPPED = ("it refused", "it broke off", "it closed", "it was silent", "it did not accept")
+TOO_MANY = "status 429"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,15 @@ def is_lost(
         slow_tpot = sum((each.tpot_s or 0.0) > promise.tpot_s for each in measured)
     failed = sum(bool(each.problem) for each in measured)
     return max(slow_ttft, slow_tpot, failed) > planned / 100
+
+
+def is_gone(problems: Sequence[str]) -> bool:
+    """Whether the problems of the last requests, empty where they were answered, are the end of an engine and
+    no load. That there are too many requests is an answer: fewer may be taken."""
+    last, dropped = problems[-GONE_RUN:], problems[-DROPPED_RUN:]
+    if len(dropped) == DROPPED_RUN and all(each.startswith(DROPPED) for each in dropped):
+        return True
+    return len(last) == GONE_RUN and all(each and not each.startswith(TOO_MANY) for each in last)
 
 
 def _backlog(outcomes: Sequence[Outcome], open_dues_s: Sequence[float], at_s: float) -> int:
