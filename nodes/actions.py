@@ -23,6 +23,7 @@ from nodes.showing import models_with_replicas, tally
 
 RESERVED = ("join",)  # /api/nodes/ has these for itself
 RESERVED_END = "/metrics"
+STEPS = frozenset({".", ".."})  # that clients take in a path before they ask for it
 
 
 class NodeRefused(CatalogError):
@@ -299,8 +300,12 @@ def check_name(name: str) -> None:
             f"{NAME_LIMIT} visible characters, such as gpu-07.",
             field="name",
         )
-    if name in RESERVED or name.endswith(RESERVED_END):
-        raise NodeRefused(f"A node cannot be called {quote(name)}: give it another name.", field="name")
+    if name in RESERVED or name.endswith(RESERVED_END) or not STEPS.isdisjoint(name.split("/")):
+        raise NodeRefused(
+            f"A node cannot be called {quote(name)}, as its address would lead elsewhere: give it another "
+            "name.",
+            field="name",
+        )
 
 
 def _checked_address(address: str) -> str:

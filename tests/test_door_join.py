@@ -366,7 +366,9 @@ def test_a_node_is_added_in_the_admin_by_a_line_that_is_shown_once(client: Clien
     assert {*errors} == {"labels", "expires_in"}
     wrong = client.post("/admin/nodes/jointoken/add/", form(node_name="join"))
     assert wrong.context["adminform"].form.errors == {
-        "node_name": ['A node cannot be called "join": give it another name.']
+        "node_name": [
+            'A node cannot be called "join", as its address would lead elsewhere: give it another name.'
+        ]
     }
 
 

@@ -260,9 +260,15 @@ def test_a_node_that_is_away_or_unknown_is_a_sentence(api: Api, agent: FakeAgent
     assert "cannot be reached" in says
 
 
-def test_no_node_is_called_as_its_metrics_are() -> None:
-    with pytest.raises(NodeRefused, match="give it another name"):
-        check_name("gpu-01/metrics")
+@pytest.mark.parametrize("name", ["gpu-01/metrics", "..", ".", "rack/../gpu-01", "rack/."])
+def test_no_node_is_called_what_leads_elsewhere(name: str) -> None:
+    with pytest.raises(NodeRefused, match="as its address would lead elsewhere: give it another name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["gpu..01", "...", "rack/.gpu", "a/metrics/b"])
+def test_a_node_may_have_dots_in_its_name(name: str) -> None:
+    check_name(name)
 
 
 # --- where it is found ----------------------------------------------------------------------------
