@@ -69,9 +69,9 @@ def log_file(agent: AgentProcess, replica: Replica) -> Path:
     return agent.state_folder / "logs" / f"{replica.pk}-1.log"
 
 
-def manage(*words: str) -> str:
+def manage(*words: str, told_beside: io.StringIO | None = None) -> str:
     told = io.StringIO()
-    call_command("replica_log", *words, stdout=told)
+    call_command("replica_log", *words, stdout=told, stderr=told_beside or io.StringIO())
     return told.getvalue()
 
 
@@ -97,7 +97,13 @@ def test_a_log_and_the_ends_of_its_processes_are_told_by_every_door(
     assert (attempt["cause"], attempt["generation"]) == ("killed", 1)
     assert 0 < attempt["duration_s"] < 60
     assert api.ask("GET", f"{where}?tail=1&attempt=1").content.decode() == SEEN
-    assert manage(str(ready.pk), "--follow", "--attempt", "1").endswith(SEEN), "it is over, and so it ends"
+    beside = io.StringIO()
+    over = (str(ready.pk), "--follow", "--attempt", "1")
+    assert manage(*over, told_beside=beside).endswith(SEEN), "it is over, and so it ends"
+    assert beside.getvalue() == ""
+    log_file(agent, ready).write_bytes(b"")
+    assert manage(*over, told_beside=beside) == ""
+    assert beside.getvalue().startswith("Nothing is written yet. What comes is shown here")
     status, says = sentence(api("GET", f"{where}?attempt=7"))
     assert (status, says) == (404, "No attempt 7 of this replica has written a log on this node.")
     with pytest.raises(CommandError, match="No attempt 7 of this replica"):

@@ -49,6 +49,9 @@ class Command(BaseCommand):
             self.stdout.write(visible(read_log(node, replica, tail=tail, attempt=attempt)), ending="")
             return
 
+        if not read_log(node, replica, tail=1, attempt=attempt):
+            self.stderr.write("Nothing is written yet. What comes is shown here, until Ctrl-C or its end.")
+
         async def go_on() -> None:
             async for piece in follow_log(node, replica, tail=tail, attempt=attempt):
                 self.stdout.write(visible(piece), ending="")
