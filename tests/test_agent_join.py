@@ -161,7 +161,7 @@ def test_a_machine_joins_by_one_line_runs_a_replica_and_leaves(trial: Trial, tmp
             timeout_s=30,
         )
         assert trial.engines() == []
-        assert "stop it, then run this again" in machine.kept_by()
+        assert f"runs; stop it (kill {agent.pid}), then run this again." in machine.kept_by()
     finally:
         agent.terminate()
         agent.wait(20)

@@ -280,7 +280,9 @@ def uninstall(home: Home) -> None:
     if service is not None:
         service.remove()
     if home.is_agent_running():
-        raise JoinError(f"The agent in {home.path} runs; stop it, then run this again.")
+        number = home.agent_number()
+        how = f"kill {number}" if number else "Ctrl-C where it was started"
+        raise JoinError(f"The agent in {home.path} runs; stop it ({how}), then run this again.")
     shutil.rmtree(home.path)
     print(f'The agent is gone from this machine. On the control plane: manage.py node_remove "{known.name}"')
 
