@@ -12,12 +12,9 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from functools import lru_cache
-from hmac import compare_digest
 from time import monotonic
 from typing import Any
 
-from catalog.keys import KeyText
 from llmgw.gateway import admission, availability, bounds, needs, peek, surface
 from llmgw.gateway.accounts import Accounts
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
@@ -27,6 +24,7 @@ from llmgw.gateway.client import Client, ClientStalled
 from llmgw.gateway.context import Span
 from llmgw.gateway.counting import TokenCounter
 from llmgw.gateway.demand import DemandBook
+from llmgw.gateway.entrance import Entrance
 from llmgw.gateway.journal import Journal
 from llmgw.gateway.limits import Limiter
 from llmgw.gateway.needs import Needs
@@ -61,11 +59,6 @@ LEAVING_S = 0.1
 
 _FORWARDED = {name.encode() for name in CLIENT_HEADERS}
 _NOTHING: Mapping[str, str] = {}
-_OF_THE_DOOR = (
-    *(b"host", b"authorization", b"x-api-key"),
-    *(b"content-length", b"transfer-encoding", b"content-encoding"),
-)
-"""What says whether a request may come in at all."""
 _numbers = random.Random()  # noqa: S311
 """Of requests: to be told apart, not to be kept from anybody, and so not worth a call of the kernel each."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -90,12 +83,12 @@ class GatewayApp:
         access_log: str = "",
         flush_s: float = 5.0,
     ) -> None:
-        self._pepper = pepper
         self._patience, self._bodies = patience, bodies
         self._media_hosts = frozenset(host.lower() for host in media_hosts)
-        self._is_plain_http_allowed = is_plain_http_allowed
-        self._is_host_allowed = lru_cache(maxsize=256)(is_host_allowed)
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
+        self.entrance = Entrance(
+            self.table, pepper, is_plain_http_allowed=is_plain_http_allowed, is_host_allowed=is_host_allowed
+        )
         self.demand = DemandBook(self.table, wake=wake)
         journal = Journal(access_log, self.table.clock_s) if access_log else None
         self.accounts = Accounts(self.demand.gateway, self.table.clock_s, flush_s=flush_s, journal=journal)
@@ -169,10 +162,9 @@ class GatewayApp:
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             passage.endpoint, client.shape = endpoint.path, endpoint.shape
-        if len(named) == len(headers):  # none comes twice: those that matter here are found without a walk
-            headers = [(name, named[name]) for name in _OF_THE_DOOR if name in named]
-        self.check_way(scope["scheme"], headers)
-        key = await self.authenticate(headers)
+        key = self.entrance.known(scope["scheme"], named) if len(named) == len(headers) else None
+        if key is None:
+            key = await self.entrance.let_in(scope["scheme"], headers)
         passage.key = key.id
         if endpoint is not None:
             if method != "POST":
@@ -185,29 +177,6 @@ class GatewayApp:
             await self._show_models(path[len(MODELS_PATH) + 1 :], key, client)
         else:
             raise surface.unknown_path(path)
-
-    def check_way(self, scheme: str, headers: Pairs) -> None:
-        """That the request came as one with a key in it may."""
-        if scheme != "https" and not self._is_plain_http_allowed:
-            raise admission.https_only()
-        admission.check_headers(headers)
-        admission.check_host(headers, self._is_host_allowed)
-
-    async def authenticate(self, headers: Pairs, *, for_metrics: bool = False) -> KeyEntry:
-        key, digest = _read_key(admission.credential(headers), self._pepper)
-        known = self.table.current.keys.get(key.id)
-        if known is None or not compare_digest(digest, known.digest):
-            await self.table.refresh()  # made or renewed a moment ago, perhaps
-        table = self.table.current
-        entry = admission.check_key(
-            key,
-            digest,
-            known := table.keys.get(key.id),
-            now_s=table.now_s(monotonic()),
-            is_table_fresh=known is not None or self.table.is_fresh(),
-        )
-        admission.check_scope(entry, for_metrics=for_metrics)
-        return entry
 
     # --- models ---------------------------------------------------------------------------------------------
 
@@ -409,13 +378,6 @@ def _watch_of(exchange: Exchange | None, shortest_s: float) -> Watch:
     if not isinstance(exchange.kept, Watch):
         exchange.kept = Watch(shortest_s)
     return exchange.kept
-
-
-@lru_cache(maxsize=4096)
-def _read_key(text: str, pepper: bytes) -> tuple[KeyText, str]:
-    """The key and its digest. Kept for those who come again; whether it is good is asked each time."""
-    key = admission.read_key(text)
-    return key, key.digest(pepper)
 
 
 def _request_id(headers: Headers) -> str:

@@ -47,8 +47,7 @@ class Probes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["path"] == "/metrics":
-                self._gateway.check_way(scope["scheme"], scope["headers"])
-                await self._gateway.authenticate(scope["headers"], for_metrics=True)
+                await self._gateway.entrance.let_in(scope["scheme"], scope["headers"], for_metrics=True)
             if scope["method"] not in ("GET", "HEAD"):
                 raise admission.wrong_method(scope["method"], scope["path"], "GET")
             if scope["path"] == "/metrics":
