@@ -23,12 +23,13 @@ from nodes.agenda import Item, agenda
 from nodes.buckets import Plan
 from nodes.consequences import Consequences, consequences, with_added, with_edited, with_model, without
 from nodes.models import Cluster, Node, Orphan
+from nodes.picture import known_of_source, picture_of
 from nodes.plan import plan
 from nodes.protocol import READY, RankReport
 from nodes.showing import Acting
 from nodes.snapshot import Model, Snapshot, Stranger
 from nodes.stale import launch_from
-from nodes.standing import Standing, known_of_source
+from nodes.standing import Standing
 from nodes.why import Why, explain
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -63,7 +64,7 @@ def preview_plan() -> Outlook:
     is_watched = unwatched is not None and unwatched.total_seconds() <= settings.LLMGW_SUSPECT_AFTER_S
     standing = Standing(now, nodes, watching_since=LONG_AGO if is_watched else now)
     standing.strangers = [_stranger(orphan) for orphan in Orphan.objects.all()]
-    snapshot = standing.snapshot()
+    snapshot = picture_of(standing)
     decision = plan(snapshot)
     held = decision.held
     alarm = "; ".join(filter(None, (decision.alarm, held.why if held else "")))

@@ -28,6 +28,7 @@ from nodes.buckets import Orphan as OrphanFound
 from nodes.conversation import cluster_keys
 from nodes.models import Claim, Cluster, Gateway, Held, Node, Orphan, Rank, Replica, Roll, Unplaced
 from nodes.orders import Order, orders
+from nodes.picture import picture_of, replicas_of
 from nodes.placement import Place
 from nodes.plan import plan
 from nodes.protocol import (
@@ -113,7 +114,7 @@ def _pass(held: lease.Held) -> PassReport:
         # Read again: an operator may have cordoned one while its agent was asked.
         standing = Standing(now, list(Node.objects.all()), watching_since=_watch(held, now))
         standing.observe({node.pk: each for node, each in zip(asked, observations, strict=True)})
-        before = standing.snapshot()
+        before = picture_of(standing)
         standing.keep_loads(before.models)
         decision = plan(before)
         this = Cluster.this()
@@ -160,7 +161,7 @@ def _watch(held: lease.Held, now: datetime) -> datetime:
 
 
 def _after(before: Snapshot, standing: Standing) -> Snapshot:
-    return replace(before, replicas=tuple(standing.values_of_replicas()))
+    return replace(before, replicas=tuple(replicas_of(standing)))
 
 
 # --- act --------------------------------------------------------------------------------------------

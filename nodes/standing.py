@@ -1,4 +1,4 @@
-"""How things stand, for the length of one pass: the rows, what agents just said of them, and a snapshot.
+"""How things stand, for the length of one pass: the rows, and what agents just said of them.
 
 What is observed is written here, and only what changed: a rank's state from its agent's report, a replica's
 from its ranks. A rank that a report leaves out is `pending` again, never ended: that takes its agent's word.
@@ -6,27 +6,21 @@ from its ranks. A rank that a report leaves out is `pending` again, never ended:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Min, Q, QuerySet
 
-from catalog.models import Event, Model, Revision
-from catalog.reading import CatalogError
-from catalog.spec import ModelSpec
-from nodes import placement, retry, scaling
+from catalog.models import Event, Revision
 from nodes import snapshot as values
 from nodes.agents import Observation, report_from
 from nodes.instances import Instance, instance_of, restored_says, second_says
 from nodes.kept import Kept
-from nodes.models import Claim, Demand, Gateway, Load, Node, Orphan, Rank, Replica, Roll, Weights
+from nodes.models import Claim, Load, Node, Rank, Replica, Weights
 from nodes.protocol import (
-    CONFIGURATION,
-    DISK,
     DRAINING,
     FAILED,
     FETCHING,
@@ -51,11 +45,6 @@ ATTEMPTS_KEPT = 20  # agents keep fewer
 
 # Of ranks in different states, the first of these tells most about the whole.
 _TELLING = (FAILED, values.PENDING, STOPPED, DRAINING, FETCHING, STARTING, READY)
-
-
-class SourceFacts(TypedDict):
-    source_bytes: int | None
-    held_on: frozenset[str]
 
 
 class Standing:
@@ -83,8 +72,8 @@ class Standing:
         claims = Claim.objects.exclude(rank__replica__state__in=Replica.OVER).order_by("pk")
         for rank_id, gpu in claims.values_list("rank_id", "gpu"):
             self.claims.setdefault(rank_id, []).append(gpu)
-        _launches.keep_only(self.replicas.keys())
-        _reports.keep_only(self.nodes.keys())
+        launches.keep_only(self.replicas.keys())
+        reports.keep_only(self.nodes.keys())
 
     def add(self, row: Replica, ranks: Sequence[Rank], claims: Iterable[Claim]) -> None:
         """Count a replica in that is not over."""
@@ -120,7 +109,7 @@ class Standing:
         told = observation.report
         if told is None:
             return observation
-        known = _reports.get(node.pk, node.report)
+        known = reports.get(node.pk, node.report)
         silent_for = self.now - node.seen_at if node.seen_at else None
         found = instance_of(told, known, silent_for, lost_after_s=settings.LLMGW_LOST_AFTER_S)
         if found is Instance.RESTORED:
@@ -325,184 +314,9 @@ class Standing:
         self.rerouted, self.events = set(), []
         return has_changed
 
-    # --- as the core sees it ----------------------------------------------------------------------
 
-    def snapshot(self) -> values.Snapshot:
-        """Reads, and writes nothing."""
-        replicas = tuple(self.values_of_replicas())
-        return values.Snapshot(
-            now=self.now,
-            nodes=tuple(self._nodes()),
-            models=tuple(self._with_loads(self._models(), replicas)),
-            replicas=replicas,
-            strangers=tuple(self.strangers),
-            failures=tuple(self._failures()),
-            answered=frozenset(self.answered),
-            idle_timeout_ns=settings.LLMGW_IDLE_TIMEOUT,
-            watching_since=self.watching_since,
-            seen_revision=self._alive_gateways().aggregate(seen=Min("seen_revision"))["seen"],
-        )
-
-    def values_of_replicas(self) -> Iterator[values.Replica]:
-        for replica_id, row in self.replicas.items():
-            yield values.Replica(
-                id=replica_id,
-                model=row.model_id,
-                launch=_launches.get(replica_id, row.launch),
-                ranks=tuple(
-                    values.Rank(
-                        rank.node_id,
-                        rank.rank,
-                        tuple(self.claims.get(rank.pk, ())),
-                        rank.state,
-                        rank.running,
-                        rank.waiting,
-                        rank.done_bytes or 0,
-                        knows_launch=rank.pk not in self.said or self.said[rank.pk].launch is not None,
-                        meeting=rank.meeting,
-                        wants_peers=rank.pk in self.said and self.said[rank.pk].wants_peers,
-                    )
-                    for rank in self.ranks[replica_id]
-                ),
-                created_at=row.created_at,
-                state_since=row.state_since,
-                state=row.state,
-                reason=row.reason,
-                fingerprint=row.fingerprint,
-                wanted=row.wanted,
-                wanted_why=row.wanted_why,
-                wanted_since=row.wanted_since,
-                generation=row.generation,
-                replaces=str(row.replaces or ""),
-                revision=None if row.pk in self.rerouted else row.revision,
-            )
-
-    def _nodes(self) -> Iterator[placement.Node]:
-        orphaned: dict[int, set[str]] = {}
-        # Of nodes that just reported, strangers say what orphans hold; of the others, the record does.
-        for node_id, gpus in Orphan.objects.exclude(node__in=self.reported).values_list("node_id", "gpus"):
-            orphaned.setdefault(node_id, set()).update(gpus)
-        for node in self.nodes.values():
-            # Nobody is lost for a silence in which nobody listened.
-            freshness = placement.freshness(
-                self.now - node.seen_at if node.seen_at else None,
-                self.now - self.watching_since,
-                suspect_after_s=settings.LLMGW_SUSPECT_AFTER_S,
-                lost_after_s=settings.LLMGW_LOST_AFTER_S,
-            )
-            yield placement.Node(
-                id=node.pk,
-                name=node.name,
-                freshness=freshness,
-                is_cordoned=node.is_cordoned,
-                is_draining=node.is_draining,
-                report=_reports.get(node.pk, node.report),
-                taken=frozenset(orphaned.get(node.pk, ())),
-            )
-
-    def _models(self) -> Iterator[values.Model]:
-        demand = self._demand()
-        rolls = {row.model_id: row for row in Roll.objects.all()}
-        rows = Model.objects.prefetch_related("names", "profiles", "fallbacks")
-        _judged.keep_only({row.pk for row in rows})
-        for row in rows:
-            stored = row.spec
-            lawful, fault = _judged.get(row.pk, stored.as_dict())
-            yield values.Model(
-                id=row.pk,
-                spec=lawful or stored,
-                source_revision=row.source_revision,
-                **known_of_source(row.source_facts),
-                demand=demand.get(row.pk, demand[None]),
-                roll=_roll(rolls.get(row.pk)),
-                fault=fault,
-            )
-
-    def _with_loads(
-        self, models: Iterable[values.Model], replicas: Iterable[values.Replica]
-    ) -> Iterator[values.Model]:
-        """Each model with how busy it is and since when, as far as that is known."""
-        rows = {row.model_id: row for row in Load.objects.all()}
-        by_model: dict[int | None, list[values.Replica]] = {}
-        for replica in replicas:
-            by_model.setdefault(replica.model, []).append(replica)
-        for model in models:
-            row = rows.get(model.id)
-            known = values.Load(row.level, row.since, row.replicas) if row else None
-            self.loads[model.id] = known
-            yield replace(model, load=scaling.load_now(model, by_model.get(model.id, ()), known, self.now))
-
-    def _alive_gateways(self) -> QuerySet[Gateway]:
-        """Those that were heard from lately, by a clock that may have been set back meanwhile, and have not
-        said that they stop."""
-        lately = timedelta(seconds=settings.LLMGW_SUSPECT_AFTER_S)
-        heard = (self.now - lately, self.now + lately)
-        return Gateway.objects.filter(heartbeat_at__range=heard, stopped_at=None)
-
-    def _demand(self) -> dict[int | None, values.Demand]:
-        """By model; under None that of a model nobody has asked for."""
-        alive = set(self._alive_gateways().values_list("pk", flat=True))
-        is_known = bool(alive)
-        by_model: dict[int | None, values.Demand] = {None: values.Demand(is_known=is_known)}
-        rows = Demand.objects.values_list("model_id", "asked_at", "waiting", "in_flight", "gateway")
-        for model_id, asked_at, waiting, in_flight, gateway in rows:
-            # A gateway that is gone has taken its waiters along; when it was last asked stays true.
-            is_alive = gateway in alive
-            so_far = by_model.get(model_id, by_model[None])
-            moments = [moment for moment in (so_far.asked_at, asked_at) if moment is not None]
-            by_model[model_id] = values.Demand(
-                asked_at=max(moments, default=None),
-                waiting=so_far.waiting + (waiting if is_alive else 0),
-                in_flight=so_far.in_flight + (in_flight if is_alive else 0),
-                is_known=is_known,
-            )
-        return by_model
-
-    def _failures(self) -> Iterator[tuple[int, retry.Failure]]:
-        """Failures that may still delay a new try. One that an operator has stopped is dealt with."""
-        lately = Q(state_since__gte=self.now - retry.SLOW_WINDOW) | Q(failure_kind=CONFIGURATION)
-        rows = Replica.objects.filter(lately, state=FAILED, wanted=values.RUN, model__isnull=False)
-        for row in rows.prefetch_related("ranks"):
-            failed = [rank for rank in row.ranks.all() if rank.state == FAILED]
-            failed.sort(key=lambda rank: rank.reason != row.reason)
-            yield (
-                int(row.model_id or 0),
-                retry.Failure(
-                    replica=str(row.pk),
-                    launch=launch_from(row.launch),
-                    at=row.state_since,
-                    kind=row.failure_kind,
-                    reason=row.reason,
-                    node=failed[0].node_id if failed else None,
-                    created_at=row.created_at,
-                    total_bytes=failed[0].total_bytes if failed and row.failure_kind == DISK else None,
-                ),
-            )
-
-
-def _judge(stored: dict[str, Any]) -> tuple[ModelSpec | None, str]:
-    """The model as today's law reads it, or what the law has against it."""
-    try:
-        return ModelSpec.load(stored), ""
-    except CatalogError as no:  # written by another release, or by hand
-        return None, f"{no}; edit the model, until then nothing of it is started"
-
-
-_launches, _reports, _judged = Kept(launch_from), Kept(report_from), Kept(_judge)
-
-
-def known_of_source(facts: object) -> SourceFacts:
-    """What a check of the source has found that placement asks for."""
-    facts = facts if isinstance(facts, dict) else {}
-    size, nodes = facts.get("bytes"), facts.get("nodes")
-    return {
-        "source_bytes": size if isinstance(size, int) else None,
-        "held_on": frozenset(nodes if isinstance(nodes, list) else ()),
-    }
-
-
-def _roll(row: Roll | None) -> values.Roll | None:
-    return values.Roll(row.asked_at, row.by, row.keep, row.halted) if row else None
+launches, reports = Kept(launch_from), Kept(report_from)
+"""What rows have as JSON, read once: of replicas, and of nodes."""
 
 
 def _within(number: int | None, limit: int = COLUMN_LIMIT) -> int | None:

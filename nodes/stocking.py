@@ -17,10 +17,10 @@ from nodes.actions import NodeRefused
 from nodes.agents import last_report
 from nodes.conversation import AgentProblem, clean
 from nodes.models import Cluster, Node, Weights
+from nodes.picture import known_of_source
 from nodes.placement import by_preference
 from nodes.protocol import WeightsOrder
 from nodes.sharing import hub_source, key_of, needed_sources
-from nodes.standing import known_of_source
 from nodes.stores import Declined, order_weights, peers_for, remove_weights
 
 UNREACHABLE = "agent_unreachable"
