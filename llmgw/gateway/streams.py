@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from llmgw.gateway.admission import Refused
 from llmgw.gateway.answers import NO_TOKENS, Tokens, tokens_of
@@ -106,15 +108,14 @@ class EventStream:
             data, self._rest = data[:end], data[end:]
             if len(self._rest) > EVENT_LIMIT_BYTES:
                 raise NotAStream("an event without end")
-        if any(sign in data for sign in self._dialect.error_signs):
+        if _has_any(self._dialect.error_signs, data):
             data = self._until_error(data)
-        if any(sign in data for sign in _COUNTS) and _USAGE.search(data):
+        if _has_any(_COUNTS, data) and _USAGE.search(data):
             data = self._without_usage(data)
         if not self.has_content and _CONTENT.search(data):
             self.has_content = True
-        for sign in self._dialect.end_signs:
-            if sign in data and self._dialect.end.search(data):
-                self.is_done = True
+        if _has_any(self._dialect.end_signs, data) and self._dialect.end.search(data):
+            self.is_done = True
         self._is_plain = self.has_content and not (self._rest or self.is_done or self.error is not None)
         return data
 
@@ -124,7 +125,6 @@ class EventStream:
         if not self._is_plain or not data.endswith(b"\n\n") or data.startswith(b":"):
             return False
         for sign in self._signs:
-            # `in` takes twice as long, as it tries the sign as a number first.
             if data.find(sign) >= 0 and (sign not in _COUNTS or _USAGE.search(data)):
                 return False
         return True
@@ -139,11 +139,11 @@ class EventStream:
 
     def tokens(self) -> Tokens:
         """As the engine counted them. What came last counts; of a count that came only once, that."""
-        tokens = NO_TOKENS
-        for event in (self._first_usage, self._last_usage):
-            if event:
-                tokens = tokens.or_else(tokens_of(payload(event)))
-        return tokens
+        first, last = self._first_usage, self._last_usage
+        if not last:
+            return NO_TOKENS
+        tokens = tokens_of(payload(last))
+        return tokens if first is last else tokens_of(payload(first)).or_else(tokens)
 
     def _until_error(self, data: bytes) -> bytes:
         if not self._dialect.error.search(data):
@@ -176,18 +176,34 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CONTENT = _at_line(rb"data:(?!\s*\[DONE\])\s*\S")
 
 
+def _has_any(signs: Iterable[bytes], data: bytes) -> bool:
+    # By `find`: `in` takes twice as long, as it tries the sign as a number first.
+    return any(data.find(sign) >= 0 for sign in signs)
+
+
 def _events(data: bytes) -> Sequence[bytes]:
-    return _EVENT.findall(data)
+    """Of data that ends with one."""
+    if data.find(b"\r\n\r\n") >= 0:
+        return _EVENT.findall(data)
+    return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
 
 
 def payload(event: bytes) -> dict[str, Any]:
     """What an event says; nothing where that is no JSON object."""
     text = b"".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
     try:
-        value = json.loads(text)
+        value = _decoded(text)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _decoded(text: bytes) -> Any:
+    """As JSON; the quicker way refuses what not all of JSON's readers take, such as NaN."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
 
 
 class Echo:
@@ -220,6 +236,6 @@ def model_named_in(data: bytes) -> str | None:
     if found is None:
         return None
     try:
-        return str(json.loads(found[1]))
+        return str(_decoded(found[1]))
     except ValueError:
         return None
