@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from llmgw.gateway import context, needs
 from llmgw.gateway.admission import ModelEntry, Refused
 from llmgw.gateway.context import EXCEEDS, FITS, UNKNOWN, UNSURE, Span
+from llmgw.gateway.needs import Needs, Reach
+from llmgw.gateway.routing import Target
+from llmgw.gateway.surface import ENDPOINTS
 
 pytestmark = pytest.mark.one_database
 
@@ -122,3 +125,44 @@ def test_an_answer_that_was_left_open_is_bounded(
     limit: int, prompt: Span, length: int, given: int | None
 ) -> None:
     assert needs.default_output(ModelEntry(1, "m", max_output=limit), length, prompt) == given
+
+
+# --- at once ------------------------------------------------------------------------------------------------
+
+lengths = st.sampled_from([0, 1, 100, 2_000, 8_192])
+engines = st.sampled_from(["", "llamacpp", "sglang", "vllm"])
+
+
+@given(
+    st.builds(
+        Needs,
+        st.sampled_from([*ENDPOINTS.values()]),
+        st.sampled_from([frozenset(), frozenset({"tools"})]),
+        st.one_of(st.just(UNKNOWN), st.integers(0, 10_000).map(Span.of_bytes)),
+        st.sampled_from([-1, 0, 1, 99, 5_000]),
+    ),
+    st.builds(
+        ModelEntry,
+        st.just(1),
+        st.just("m"),
+        context_length=lengths,
+        max_output=st.sampled_from([0, 50, 100]),
+        engines=st.lists(engines.filter(bool), max_size=2).map(tuple),
+    ),
+    st.lists(st.tuples(engines, lengths), max_size=3),
+)
+def test_what_is_plain_would_be_let_through_as_it_is_and_what_is_held_fits_every_replica(
+    wanted: Needs, model: ModelEntry, running: list[tuple[str, int]]
+) -> None:
+    targets = [
+        Target(f"r{at}", "m", "http://r", "k", 1, engine, length)
+        for at, (engine, length) in enumerate(running)
+    ]
+    reach, asked = Reach.of(model, targets), wanted.output_tokens or None
+    if reach.is_plain(model, wanted):
+        needs.check_model(model, wanted, [])
+        assert needs.allowed_output(model, asked) == asked
+        assert needs.check_context(model, reach.context_length, wanted.prompt, wanted.room_for_output)
+        assert asked is not None or needs.default_output(model, reach.context_length, wanted.prompt) is None
+    if reach.holds(wanted):
+        assert needs.fitting(model, targets, wanted) is targets

@@ -57,7 +57,7 @@ SESSION_LIMIT = 256
 LEAVING_S = 0.1
 """A request that lasts longer is looked after for its client to leave."""
 
-_FORWARDED = {name.encode() for name in CLIENT_HEADERS}
+_FORWARDED = frozenset(name.encode() for name in CLIENT_HEADERS)
 _NOTHING: Mapping[str, str] = {}
 _numbers = random.Random()  # noqa: S311
 """Of requests: to be told apart, not to be kept from anybody, and so not worth a call of the kernel each."""
@@ -259,13 +259,14 @@ class GatewayApp:
         seen = peek.look_at(fields)
         name = bounds.check_body(seen, self._media_hosts)
         passage.asked_as, passage.is_streamed = name, seen.stream is True
-        model = await self._find(name, key)
+        model = self._opened_as(name, key) or await self._find(name, key)
         passage.model, passage.model_id, passage.is_simulated = model.name, model.id, model.is_simulated
         wanted = peek.needs_of(endpoint, fields, seen)
-        needs.check_model(model, wanted, self._opened(key))
-        wanted, bounded = await self._within_context(model, wanted, fields)
-        if bounded is not fields:
-            fields, body = bounded, peek.encode(bounded)
+        if not self.table.current.reach_of(model).is_plain(model, wanted):
+            needs.check_model(model, wanted, self._opened(key))
+            wanted, bounded = await self._within_context(model, wanted, fields)
+            if bounded is not fields:
+                fields, body = bounded, peek.encode(bounded)
         return Call(
             name=name,
             model=model,
@@ -311,12 +312,13 @@ class GatewayApp:
         self, endpoint: Endpoint, key: KeyEntry, model: ModelEntry, fields: peek.Fields, headers: Headers
     ) -> Prompt:
         """Computed where the choice will ask for it: chains cost, and one replica is no choice."""
-        if model.routing_profile == SESSION:
+        profile = model.routing_profile
+        if profile == SESSION:
             session = headers.get(b"x-session-id", b"")
             return Prompt(session=session.decode("latin-1")[:SESSION_LIMIT])
-        if model.routing_profile not in ("", PREFIX) or len(self.table.current.targets_of(model)) < 2:
+        if (profile and profile != PREFIX) or len(self.table.current.targets_of(model)) < 2:
             return NO_PROMPT
-        parts = [bytes(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
+        parts = [memoryview(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
         return Prompt(chain(b"%d:%b" % (model.id, key.cache_scope.encode()), parts))
 
     async def _serve(self, call: Call, client: Client, watch: Watch) -> None:
@@ -389,7 +391,7 @@ def _request_id(headers: Headers) -> str:
 
 
 def _forwarded(headers: Headers) -> Mapping[str, str]:
-    if headers.keys().isdisjoint(_FORWARDED):
+    if _FORWARDED.isdisjoint(headers):
         return _NOTHING
     return {
         name.decode(): value.decode()

@@ -7,6 +7,7 @@ functions, so that a request is never sent where it was to be refused.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -90,25 +91,44 @@ def _unable(model: ModelEntry, lacking: Sequence[str], able: Sequence[ModelEntry
 
 class Reach(NamedTuple):
     """What a model's replicas take: `context_length` as `context_of` has it, which the best of them takes;
-    `least` is what each of them takes, endless where none says so; `engines` are theirs, but for the unknown.
-    """
+    `least` is what each of them takes, endless where none says so; `spoken` are the paths of the endpoints
+    that the model has and that all of them speak."""
 
     context_length: int = 0
     least: float = inf
-    engines: frozenset[str] = NONE
+    spoken: frozenset[str] = NONE
 
     @classmethod
     def of(cls, model: ModelEntry, targets: Sequence[Target]) -> Reach:
         known = [length for target in targets if (length := target.context_length or model.context_length)]
         engines = frozenset(target.engine for target in targets if target.engine)
-        return cls(context_of(model, targets), min(known, default=inf), engines)
+        return cls(context_of(model, targets), min(known, default=inf), _spoken(model.engines, engines))
 
     def holds(self, needs: Needs) -> bool:
-        """Whether every one of them can take such a request, which nearly always is so."""
-        return (
-            needs.prompt.least + needs.room_for_output <= self.least
-            and self.engines <= needs.endpoint.engines.keys()
-        )
+        """Whether surely every one of them can take such a request, which nearly always is so."""
+        endpoint, _, prompt, output_tokens = needs
+        return endpoint.path in self.spoken and prompt.least + (output_tokens or 1) <= self.least
+
+    def is_plain(self, model: ModelEntry, needs: Needs) -> bool:
+        """Whether there surely is nothing to refuse of a request to this model, nothing to count and nothing
+        to cut down, as `check_model`, `check_context` and `allowed_output` would find out one by one."""
+        endpoint, capabilities, prompt, output_tokens = needs
+        if capabilities or endpoint.path not in self.spoken:
+            return False
+        if model.max_output and not 0 < output_tokens <= model.max_output:
+            return False
+        if not self.context_length:
+            return True
+        return prompt.most is not None and prompt.most + (output_tokens or 1) <= self.context_length
+
+
+@lru_cache(maxsize=1024)
+def _spoken(engines: tuple[str, ...], running: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        endpoint.path
+        for endpoint in surface.ENDPOINTS.values()
+        if surface.is_spoken(endpoint, engines) and running <= endpoint.engines.keys()
+    )
 
 
 def context_of(model: ModelEntry, targets: Iterable[Target]) -> int:

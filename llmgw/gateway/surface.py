@@ -111,11 +111,15 @@ def unknown_path(path: str) -> Refused:
     return Refused(404, "unknown_path", f"There is no {quote(path[:200])} here: llmgw serves {served}.")
 
 
+def is_spoken(endpoint: Endpoint, engines: Collection[str]) -> bool:
+    """Whether some of these engines speaks this endpoint. Where nobody named one, it is asked."""
+    return not engines or not endpoint.engines.keys().isdisjoint(engines)
+
+
 def check_spoken(endpoint: Endpoint, model: ModelEntry) -> None:
     """That some engine of the model's speaks this endpoint; the reason names them when none does."""
-    if not model.engines or not endpoint.engines.keys().isdisjoint(model.engines):
-        return
-    raise unspoken(endpoint, model.name, model.engines)
+    if not is_spoken(endpoint, model.engines):
+        raise unspoken(endpoint, model.name, model.engines)
 
 
 def unspoken(endpoint: Endpoint, model: str, engines: Collection[str]) -> Refused:
