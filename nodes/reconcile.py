@@ -67,6 +67,7 @@ FENCE = "fence"
 logger = logging.getLogger(__name__)
 
 _watching_since: datetime | None = None
+_minutes = samples.Minutes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +79,21 @@ class PassReport:
     has_changed: bool
 
 
-def run_pass(holder: str) -> PassReport | None:
+def run_pass(holder: str, *, minutes: samples.Minutes = _minutes) -> PassReport | None:
     """One pass. None when another holder has the lease or took it meanwhile, when an edit overtook it, or
     when the database is away."""
     try:
         held = lease.take(holder)
-        return None if held is None else _pass_with(held)
+        return None if held is None else _pass_with(held, minutes)
     except (OperationalError, InterfaceError) as away:
         logger.warning("This pass broke off, and the next one goes on from what is on record: %s", away)
         return None
 
 
-def _pass_with(held: lease.Held) -> PassReport | None:
+def _pass_with(held: lease.Held, minutes: samples.Minutes) -> PassReport | None:
     began_s, took_s = monotonic(), None
     try:
-        report = _pass(held)
+        report = _pass(held, minutes)
         took_s = monotonic() - began_s
         return report
     except lease.LeaseLost:
@@ -105,7 +106,7 @@ def _pass_with(held: lease.Held) -> PassReport | None:
         lease.release(held, took_s=took_s)
 
 
-def _pass(held: lease.Held) -> PassReport:
+def _pass(held: lease.Held, minutes: samples.Minutes) -> PassReport:
     cluster = str(Cluster.this().uuid)
     asked = list(Node.objects.all())
     observations = agents.observe(asked, cluster=cluster, now=database_now())
@@ -123,10 +124,10 @@ def _pass(held: lease.Held) -> PassReport:
         if not this.is_paused:
             _act(decision, standing)
             to_tell = orders(_after(before, standing))
-        if samples.are_due(now):
+        if minutes.are_due(now):
             samples.keep(now, sample(before, {each.model: each.missing for each in decision.blocked}))
         has_changed = standing.finish()
-    samples.are_kept(now)
+    minutes.are_kept(now)
     needed = needed_sources(before.models) if to_tell else None
     told = agents.tell([_message(order, standing, cluster, held.token, needed) for order in to_tell])
     if told:

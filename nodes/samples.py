@@ -43,30 +43,30 @@ _ROW_S = {MINUTE_S: HOUR_S, HOUR_S: DAY_S}
 _PLACE = ("step_s", "begins_at", "kind", "subject")
 
 
-_kept: datetime | None = None
-"""The minute that this process wrote last."""
+class Minutes:
+    """Those that a process writes: each once."""
+
+    def __init__(self) -> None:
+        self._kept: datetime | None = None
+
+    def are_due(self, now: datetime) -> bool:
+        return self._kept != floor(now, MINUTE_S)
+
+    def are_kept(self, now: datetime) -> None:
+        """Once what was written is committed."""
+        self._kept = floor(now, MINUTE_S)
 
 
-def are_due(now: datetime) -> bool:
-    return _kept != floor(now, MINUTE_S)
-
-
-def are_kept(now: datetime) -> None:
-    """Once what was written is committed."""
-    global _kept
-    _kept = floor(now, MINUTE_S)
-
-
-def keep(now: datetime, values: Mapping[Subject, Values]) -> None:
+def keep(now: datetime, values: Mapping[Subject, Values], *, bite: int = BITE) -> None:
     """What was measured in this minute. In the transaction of whoever holds the lease."""
     _put(MINUTE_S, now, values)
-    _roll(floor(now, HOUR_S))
+    _roll(floor(now, HOUR_S), bite)
 
 
-def _roll(hour: datetime) -> None:
+def _roll(hour: datetime, limit: int) -> None:
     """Puts a bite of the oldest hour that is over into its day. The next minute goes on from there."""
     waiting = Sample.objects.filter(step_s=MINUTE_S, is_rolled=False, begins_at__lt=hour)
-    bite = list(waiting.order_by("begins_at", "pk")[:BITE])
+    bite = list(waiting.order_by("begins_at", "pk")[:limit])
     rows = [row for row in bite if row.begins_at == bite[0].begins_at]
     if rows:
         means = {

@@ -189,7 +189,7 @@ def _canonical() -> QuerySet[Name, str]:
 # --- forgotten ------------------------------------------------------------------------------------
 
 
-def forget() -> bool:
+def forget(*, bite: int = BITE) -> bool:
     """Removes one bite of what is too old, and whether there may be more."""
     span, hours = Usage.Span, Usage.objects.filter(span=Usage.Span.HOUR, model=OuterRef("model"))
     old = (
@@ -197,7 +197,7 @@ def forget() -> bool:
         | Q(span=span.HOUR, begins_at__lt=Now() - KEEP_HOURS)
         | Q(span=span.EVER) & ~Q(model="") & ~Q(model__in=_canonical()) & ~Exists(hours)
     )
-    return remove_bite(Usage.objects.filter(old))
+    return remove_bite(Usage.objects.filter(old), bite)
 
 
 def forget_traffic() -> bool:
@@ -208,8 +208,8 @@ def forget_traffic() -> bool:
     return remove_bite(Traffic.objects.filter(old))
 
 
-def remove_bite(rows: QuerySet[Any]) -> bool:
+def remove_bite(rows: QuerySet[Any], size: int = BITE) -> bool:
     """Whether there may be more."""
-    bite = list(rows.values_list("pk", flat=True)[:BITE])
+    bite = list(rows.values_list("pk", flat=True)[:size])
     rows.model._default_manager.filter(pk__in=bite).delete()
-    return len(bite) == BITE
+    return len(bite) == size

@@ -305,13 +305,12 @@ def test_minutes_go_after_two_days_and_hours_after_ninety() -> None:
 
 
 @pytest.mark.django_db
-def test_it_is_forgotten_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodes.usage.BITE", 3)
+def test_it_is_forgotten_in_bites() -> None:
     long_ago = database_now() - KEEP_HOURS - timedelta(days=1)
     for minute in range(4):
         add_lot(uuid.uuid4(), 1, (long_ago + timedelta(minutes=minute)).timestamp(), lot())
     left = [Usage.objects.count()]
-    while forget():
+    while forget(bite=3):
         left.append(Usage.objects.count())
     assert all(before - after == 3 for before, after in pairwise(left))
     assert requests_in("minute") == requests_in("hour") == 0

@@ -19,6 +19,7 @@ from nodes import samples, usage
 from nodes.models import Sample, Traffic
 from nodes.placement import Freshness
 from nodes.protocol import GpuReport
+from nodes.reconcile import run_pass
 from nodes.sampling import (
     DAY_S,
     HOUR_S,
@@ -36,7 +37,7 @@ from nodes.sampling import (
 )
 from nodes.tallies import Tally
 from tests.fake_agent import FakeAgent
-from tests.passes import add_model, one_pass
+from tests.passes import HOLDER, add_model
 from tests.worlds import World, two_nodes
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -261,12 +262,11 @@ def test_hours_that_nobody_rolled_are_rolled_one_after_another() -> None:
 
 
 @pytest.mark.django_db
-def test_an_hour_of_many_is_rolled_in_bites(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "BITE", 3)
+def test_an_hour_of_many_is_rolled_in_bites() -> None:
     samples.keep(NOON, {("node", f"n-{each}"): {"gpus": each} for each in range(8)})
     rolled = []
     for minute in range(4):
-        kept("late", 1, at=NOON + timedelta(hours=1, minutes=minute))
+        samples.keep(NOON + timedelta(hours=1, minutes=minute), {("node", "late"): {"gpus": 1}}, bite=3)
         rolled.append(Sample.objects.filter(step_s=HOUR_S).count())
     assert rolled == [3, 6, 8, 8]
     assert samples.lines(("node", "n-7"), HOUR_S, NOON, 1) == {"gpus": [7]}
@@ -311,25 +311,22 @@ def test_minutes_go_after_two_days_and_hours_after_ninety_and_nothing_before_it_
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_pass_writes_what_it_has_in_hand(
-    agent_of: Callable[..., FakeAgent], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_writes_what_it_has_in_hand(agent_of: Callable[..., FakeAgent]) -> None:
     agent_of()
     add_model()
     add_model("too-big", tp=8)
-    monkeypatch.setattr(samples, "_kept", None)
-    one_pass()
+    run_pass(HOLDER, minutes=samples.Minutes())
     first = {(row.kind, row.subject): row.lines for row in Sample.objects.all()}
     assert set(first) == {("cluster", ""), ("model", "m"), ("model", "too-big"), ("node", "node-a")}
     assert first["model", "too-big"]["missing"][-2:] == [1, 1]
 
 
-def test_samples_are_due_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "_kept", None)
-    assert samples.are_due(NOON)
-    samples.are_kept(NOON)
+def test_samples_are_due_once_a_minute() -> None:
+    minutes = samples.Minutes()
+    assert minutes.are_due(NOON)
+    minutes.are_kept(NOON)
     minute = timedelta(minutes=1)
-    due = [samples.are_due(NOON + each) for each in (minute * 0, minute * 0.99, minute, -minute)]
+    due = [minutes.are_due(NOON + each) for each in (minute * 0, minute * 0.99, minute, -minute)]
     assert due == [False, False, True, True]  # also by a clock that was set back
 
 
