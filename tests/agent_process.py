@@ -203,10 +203,17 @@ class AgentProcess:
         ranks = self.state().get("ranks", [])
         return next((rank for rank in ranks if rank["replica"] == replica), None)
 
-    def wait_for(self, replica: str, state: str, timeout_s: float = 20) -> Any:
+    def log(self, replica: str) -> str:
+        """What its engine has written, this time."""
+        return self.ask("GET", f"/v1/replicas/{replica}/log").body.decode(errors="replace")
+
+    def wait_for(self, replica: str, state: str, timeout_s: float = 20, generation: int = 1) -> Any:
+        """generation: it or a later one."""
+
         def reached() -> Any:
             rank = self.rank(replica)
-            return rank if rank is not None and rank["state"] == state else None
+            is_so = rank is not None and rank["state"] == state and rank["generation"] >= generation
+            return rank if is_so else None
 
         return wait_until(reached, f"{replica} to be {state}", tell=self.story, timeout_s=timeout_s)
 
