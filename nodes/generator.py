@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import httptools
 import uvloop
 
+from nodes.bench.answers import TOKEN, count, has_token, message_of, usage_of
 from nodes.bench.asks import Ask
 from nodes.bench.figures import Outcome
 
@@ -37,7 +37,6 @@ SAID_BYTES = 4_096
 PROBLEM_LIMIT = 200
 
 PATH = "/v1/chat/completions"
-TOKEN = b'"finish_reason"'  # every chunk has it that has a choice, and no other
 ERROR = b'data: {"error"'
 
 
@@ -354,21 +353,19 @@ class _Exchange:
         if not is_stream:
             self._text = self._text[:SAID_BYTES]
             return
-        if self.first_s is None and any(map(_has_token, self._text.split(b"\n\n"))):
+        if self.first_s is None and any(map(has_token, self._text.split(b"\n\n"))):
             self.first_s = self.heard_s
         if TOKEN in body:
             self.last_s = self.heard_s
             self._chunks += body.count(TOKEN)
         if ERROR in self._text and not self._error:
-            self._error = _message_of(
-                self._text[self._text.index(ERROR) + len(b"data: ") :].split(b"\n\n")[0]
-            )
+            self._error = message_of(self._text[self._text.index(ERROR) + len(b"data: ") :].split(b"\n\n")[0])
         if len(self._text) > TAIL_BYTES and self.first_s is not None:
             self._text = self._text[-TAIL_BYTES // 2 :]
 
     def finish(self, status: int) -> None:
         if status != 200:
-            says = _message_of(self._text)
+            says = message_of(self._text)
             self.fail(f"status {status}: {says}" if says else f"status {status}")
         elif self._error:
             self.fail(f"an error in the stream: {self._error}")
@@ -377,7 +374,7 @@ class _Exchange:
         elif self.first_s is None:
             self.fail("its stream had no token")
         else:
-            self._end(_usage_of(self._text))
+            self._end(usage_of(self._text))
 
     def fail(self, problem: str) -> None:
         if not self.is_over:
@@ -401,55 +398,9 @@ class _Exchange:
                 sent_s=self.sent_s,
                 first_s=self.first_s,
                 last_s=self.last_s,
-                output_tokens=_count(usage, "completion_tokens") or self._chunks,
-                prompt_tokens=_count(usage, "prompt_tokens"),
-                cached_tokens=_count(details, "cached_tokens"),
+                output_tokens=count(usage, "completion_tokens") or self._chunks,
+                prompt_tokens=count(usage, "prompt_tokens"),
+                cached_tokens=count(details, "cached_tokens"),
                 problem=problem,
             )
         )
-
-
-def _events(text: bytes) -> Iterator[Mapping[str, Any]]:
-    for event in text.split(b"\n\n"):
-        if event.startswith(b"data: {"):
-            with contextlib.suppress(ValueError, RecursionError):
-                yield json.loads(event[len(b"data: ") :])
-
-
-def _has_token(event: bytes) -> bool:
-    """Whether something is said in it: engines begin with a chunk that only names the role."""
-    if TOKEN not in event:
-        return False
-    for raw in _events(event):
-        choices = raw.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if isinstance(choice, Mapping):
-            delta = choice.get("delta")
-            said = delta if isinstance(delta, Mapping) else choice
-            if any(
-                said.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text")
-            ):
-                return True
-    return False
-
-
-def _usage_of(text: bytes) -> Mapping[str, Any]:
-    for raw in reversed(list(_events(text))):
-        if isinstance(usage := raw.get("usage"), Mapping):
-            return usage
-    return {}
-
-
-def _message_of(text: bytes) -> str:
-    """What an error says, where it is one of OpenAI's shape."""
-    try:
-        error = json.loads(text)["error"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return ""
-    said = error.get("message") if isinstance(error, Mapping) else error
-    return said[:PROBLEM_LIMIT] if isinstance(said, str) else ""
-
-
-def _count(usage: object, key: str) -> int:
-    value = usage.get(key) if isinstance(usage, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
