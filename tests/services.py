@@ -192,6 +192,9 @@ def pytest_load_initial_conftests() -> Generator[None]:
         _running.append(var)
         os.environ["LLMGW_VAR"] = str(var.folder)
         os.environ["LLMGW_PLAIN_HTTP"] = "1"
+        # No test asks a server that the world vouches for, and to read who may vouch costs each process, and
+        # each client of a library, a twentieth of a second.
+        os.environ["SSL_CERT_FILE"] = ""
         os.environ["LLMGW_HUB_ENDPOINT"] = "http://127.0.0.1:9"  # closed: no test asks the real hub
         wanted = os.environ.get("LLMGW_TEST_DATABASE", "sqlite")
         if wanted == "postgresql":

@@ -30,7 +30,7 @@ class Sim:
         self.process = subprocess.Popen(
             [*COMMAND, "--port", str(self.port), "--context-length", "512", *options],
             cwd=ROOT,
-            env={"VLLM_API_KEY": key, "PYTHONPATH": str(ROOT)},
+            env={"VLLM_API_KEY": key, "PYTHONPATH": str(ROOT), "SSL_CERT_FILE": ""},
             stdin=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,
