@@ -16,7 +16,7 @@ up: .venv/ready
 	@exec $(BIN)/python manage.py up --port $(PORT)
 
 # Three on two cores: what waits for processes, databases and time-outs leaves room for a third.
-DIVIDED := --numprocesses 3 --dist loadfile
+DIVIDED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(BIN)/python -m pytest $(DIVIDED) -m "not on_postgresql and not soak"
 	LLMGW_TEST_DATABASE=postgresql $(BIN)/python -m pytest $(DIVIDED) -m "(django_db or lasting_database) and not (one_database or soak)"

@@ -126,6 +126,7 @@ def faults(agent: AgentProcess, commander: Commander) -> list[str]:
     return found
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(max(120, KILLS * 30))
 def test_no_engine_is_lost_doubled_or_left_behind(tmp_path: Path) -> None:
     print(f"seed {SEED}, {KILLS} kills")

@@ -33,7 +33,7 @@ from tests.test_agent_faults import WallClock
 from tests.test_gateway_processes import Slow
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.one_database, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.one_database, pytest.mark.timeout(180)]
 
 _PREPARE = """
 import json, sys

@@ -44,7 +44,12 @@ from tests.stage import (
 )
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.lasting_database, pytest.mark.on_postgresql, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.lasting_database,
+    pytest.mark.on_postgresql,
+    pytest.mark.timeout(180),
+]
 
 
 @dataclass

@@ -19,7 +19,12 @@ from tests.drill import LOST_AFTER_S, Drill, add_sim, drilling, is_command, traf
 from tests.pages import MODELS, change, page, text_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.lasting_database, pytest.mark.on_postgresql, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.lasting_database,
+    pytest.mark.on_postgresql,
+    pytest.mark.timeout(180),
+]
 
 HEALED_WITHIN_S = 15
 IS_SOAK = "SOAK_STEPS" in os.environ  # there is time for what is nearly the same
