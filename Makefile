@@ -26,6 +26,7 @@ test: lint
 SOAK_SECONDS ?= 3600
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
 soak: .venv/ready-for-tests
+	SOAK_STEPS=100000 $(BIN)/python -m pytest --timeout 0 -m "hypothesis and not soak"
 	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(strip $(SEED)) \
 		$(BIN)/python -m pytest --timeout 0 -s \
 		tests/test_plan_cluster.py tests/test_agent_kills.py tests/test_reconcile_drill.py tests/test_gateway_faults.py \
@@ -34,7 +35,8 @@ soak: .venv/ready-for-tests
 		tests/test_bench_routing.py tests/test_bench_weights.py tests/test_agent_faults.py tests/test_door_streams.py \
 		tests/test_catalog_import.py::test_the_bench_runs \
 		tests/test_nodes_bench_runs.py::test_a_bench_finds_what_an_engine_can_do \
-		tests/test_nodes_bench_runs.py::test_the_generator_adds_less_than_a_millisecond tests/test_nodes_interview.py
+		tests/test_nodes_bench_runs.py::test_the_generator_adds_less_than_a_millisecond tests/test_nodes_interview.py \
+		tests/test_door_api_fuzz.py
 
 # What the README shows, taken anew (with Debian's Chromium: apt-get install chromium).
 pictures: .venv/ready-for-tests
