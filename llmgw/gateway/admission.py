@@ -79,6 +79,10 @@ class Timeouts:
     idle_s: float | None = None
 
 
+UNLIMITED = Limits()
+"""The one that is told from others at once."""
+
+
 # --- the key ------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +99,7 @@ class KeyEntry:
     expires_at_s: float | None = None
     is_revoked: bool = False
     models: frozenset[int] | None = None
-    limits: Limits = Limits()
+    limits: Limits = UNLIMITED
     cache_scope: str = ""
     opens_metrics: bool = False
 
@@ -274,7 +278,7 @@ class ModelEntry:
     created_s: int = 0
     routing_profile: str = ""
     fallbacks: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = UNLIMITED
     timeouts: Timeouts = Timeouts()
     over_max_output: str = ""
     engines: tuple[str, ...] = ()

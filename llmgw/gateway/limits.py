@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from catalog.parts import Limits
 from catalog.reading import quote
 from llmgw.gateway import rates
-from llmgw.gateway.admission import KeyEntry, ModelEntry
+from llmgw.gateway.admission import UNLIMITED, KeyEntry, ModelEntry
 from llmgw.gateway.rates import MINUTE_S, Windows
 
 log = logging.getLogger(__name__)
@@ -115,6 +115,8 @@ class Limiter:
         """For a request whose prompt has at least so many tokens; without a key where that was taken from
         before. Raises Refused where a limit is reached; nothing is held then, though a request that was
         refused may count among its minute's."""
+        if model.limits is UNLIMITED and (key is None or key.limits is UNLIMITED):
+            return self._none  # nearly always
         scopes = []
         if key is not None and key.limits:
             scopes.append(Scope(f"key/{key.id}", f"The key llmgw_{key.id}_...", key.limits))

@@ -21,7 +21,7 @@ from django.db.models.functions import Coalesce, Now
 
 from catalog.models import Fallback, Key, Model, Name, Profile, Revision, Tombstone
 from catalog.parts import LIMIT_KEYS, Limits
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Timeouts
+from llmgw.gateway.admission import UNLIMITED, KeyEntry, ModelEntry, Timeouts
 from llmgw.gateway.availability import Situation
 from llmgw.gateway.database import DatabaseThread
 from llmgw.gateway.needs import Reach
@@ -171,7 +171,7 @@ def _models(known: Mapping[int, ModelEntry], since: int) -> dict[int, ModelEntry
             created_s=int(row.created_at.timestamp()),
             routing_profile=row.routing_profile,
             fallbacks=tuple(fallbacks.get(row.pk, ())),
-            limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+            limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency) or UNLIMITED,
             timeouts=Timeouts(
                 hold_s=_seconds(row.timeout_hold_ns),
                 connect_s=_seconds(row.timeout_connect_ns),
@@ -274,7 +274,7 @@ def _keys(known: Mapping[str, KeyEntry], since: int) -> dict[str, KeyEntry]:
                 is_revoked=row["revoked_at"] is not None,
                 opens_metrics=row["scope"] == Key.Scope.METRICS,
                 models=None if row["opens_all"] else frozenset(opened.get(row["pk"], ())),
-                limits=Limits(*(row[key] for key in LIMIT_KEYS)),
+                limits=Limits(*(row[key] for key in LIMIT_KEYS)) or UNLIMITED,
                 cache_scope=row["cache_scope"],
             )
     return keys
