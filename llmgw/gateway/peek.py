@@ -22,6 +22,7 @@ from llmgw.gateway.surface import COMPLETION, Endpoint
 Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(Fields)
 _NULL = msgspec.Raw(b"null")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
@@ -160,14 +161,19 @@ def encode(fields: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _value(raw: msgspec.Raw | bytes | None) -> Any:
-    return None if raw is None else _read(_any, raw)
+    if raw is None:
+        return None
+    try:
+        return _any.decode(raw)
+    except _UNREADABLE as error:
+        raise _malformed(error) from None
 
 
 def _read(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
     """Half a character passes as bytes and is no text."""
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _malformed(error) from None
 
 
