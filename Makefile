@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
+# A thousand processes start in the tests, and none need compile what another has.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help up test lint soak pictures
@@ -42,16 +44,28 @@ soak: .venv/ready-for-tests
 pictures: .venv/ready-for-tests
 	$(BIN)/python -m tests.browser.pictures
 
+# Beside the types, which take the longest, there is time for all the rest, and for reading the tests once: those who
+# run them find them compiled.
+.PHONY: types style imports dangers settings readable
+lint: .venv/ready-for-tests
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=recurse types style imports dangers settings readable
+
 # The checks read settings that no variable of this shell has touched, and leave var/ alone.
 CLEAN := env -i PATH="$$PATH" HOME="$$HOME" LLMGW_VAR=.venv/var-of-checks
-lint: .venv/ready-for-tests
+types:
+	$(CLEAN) $(BIN)/mypy
+style:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(CLEAN) $(BIN)/mypy
+imports:
 	$(BIN)/lint-imports
+dangers:
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive catalog nodes llmgw manage.py
+settings:
 	$(CLEAN) $(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 	$(CLEAN) $(BIN)/python -W error manage.py makemigrations --check --dry-run
+readable:
+	@$(BIN)/python -m pytest --collect-only -qq >.venv/tests || { cat .venv/tests; exit 1; }
 
 # The stamps say what was installed, so that the second start is instant and a changed list is noticed.
 .venv/ready: requirements.txt nodes/agent/requirements.txt .constraints.txt
