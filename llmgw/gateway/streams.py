@@ -110,7 +110,7 @@ class EventStream:
                 raise NotAStream("an event without end")
         if _has_any(self._dialect.error_signs, data):
             data = self._until_error(data)
-        if _has_any(_COUNTS, data) and _USAGE.search(data):
+        if _has_usage(data):
             data = self._without_usage(data)
         if not self.has_content and _CONTENT.search(data):
             self.has_content = True
@@ -125,7 +125,7 @@ class EventStream:
         if not self._is_plain or not data.endswith(b"\n\n") or data.startswith(b":"):
             return False
         for sign in self._signs:
-            if data.find(sign) >= 0 and (sign not in _COUNTS or _USAGE.search(data)):
+            if data.find(sign) >= 0 and (sign not in _COUNTS or _has_usage(data)):
                 return False
         return True
 
@@ -160,7 +160,7 @@ class EventStream:
     def _without_usage(self, data: bytes) -> bytes:
         kept: list[bytes] = []
         for event in _events(data):
-            if _USAGE.search(event):
+            if _has_usage(event):
                 self._first_usage, self._last_usage = self._first_usage or event, event
                 if self._hides_usage and _NO_CHOICES.search(event):
                     continue
@@ -171,9 +171,20 @@ class EventStream:
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n")
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
 _COUNTS = (b'"usage"', b'"timings"')
-_USAGE = re.compile(rb'"(?:usage|timings)"\s*:\s*\{')
+_OPENS = re.compile(rb"\s*:\s*\{")
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _CONTENT = _at_line(rb"data:(?!\s*\[DONE\])\s*\S")
+
+
+def _has_usage(data: bytes) -> bool:
+    """Or timings; many an engine has `"usage": null` in every event."""
+    for sign in _COUNTS:
+        at = data.find(sign)
+        while at >= 0:
+            if _OPENS.match(data, at + len(sign)):
+                return True
+            at = data.find(sign, at + len(sign))
+    return False
 
 
 def _has_any(signs: Iterable[bytes], data: bytes) -> bool:
@@ -190,7 +201,10 @@ def _events(data: bytes) -> Sequence[bytes]:
 
 def payload(event: bytes) -> dict[str, Any]:
     """What an event says; nothing where that is no JSON object."""
-    text = b"".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+    if event.startswith(b"data:") and event.find(b"\n") == len(event) - 2:  # one line, as nearly always
+        text = event[5:]
+    else:
+        text = b"".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
     try:
         value = _decoded(text)
     except (ValueError, RecursionError):
