@@ -84,19 +84,19 @@ class Exchange(RequestResponseCycle):
             return False
         self.response_started, self.waiting_for_100_continue = True, False
         self.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], self._server_lines(), head, body))
-        self.response_complete = True
-        self.message_event.set()
-        self.on_response()
+        self._complete()
         return True
 
-    def begin(self, status: int, head: bytes) -> bool:
-        """One that comes in pieces."""
+    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
+        """One that comes in pieces; the first one goes out with the head."""
         if not self._is_ordinary():
             return False
         self.response_started, self.waiting_for_100_continue = True, False
         self.chunked_encoding = True
-        lines = self._server_lines()
-        self.transport.write(b"%b%b%btransfer-encoding: chunked\r\n\r\n" % (STATUS_LINE[status], lines, head))
+        self.transport.write(
+            b"%b%b%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n"
+            % (STATUS_LINE[status], self._server_lines(), head, len(piece), piece)
+        )
         return True
 
     def write(self, piece: bytes) -> bool:
@@ -105,6 +105,20 @@ class Exchange(RequestResponseCycle):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
+
+    def end(self, piece: bytes) -> bool:
+        """Of one that has begun: its last piece, which may be empty, and its end."""
+        if not (self._is_ordinary() and self.chunked_encoding):
+            return False
+        last = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+        self.transport.write(last + b"0\r\n\r\n")
+        self._complete()
+        return True
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        self.on_response()
 
     def _is_ordinary(self) -> bool:
         return self.keep_alive and not (self.flow.write_paused or self.disconnected or self.access_log)

@@ -88,9 +88,15 @@ class Client:
             await self._settle(goes_on=not is_last)
         elif self._beat is not None:
             self._spoke_at_s = self._loop.time()
-        if is_last or not data or self.exchange is None or not self.exchange.write(data):
+        if not self._is_written(data, is_last=is_last):
             message = {"type": "http.response.body", "body": data, "more_body": not is_last}
             await self._taken(self._send(message))
+
+    def _is_written(self, data: bytes, *, is_last: bool) -> bool:
+        exchange = self.exchange
+        if exchange is None:
+            return False
+        return exchange.end(data) if is_last else bool(data) and exchange.write(data)
 
     def write_at_once(self, data: bytes) -> bool:
         """Of a stream that has begun and goes on. Where it says False, it has said nothing."""
@@ -133,11 +139,14 @@ class Client:
         self._spoke_at_s = self._loop.time()
         self._set_beat(after_s)
 
-    async def begin_stream(self) -> None:
+    async def begin_stream(self, first: bytes) -> None:
+        """Where no comment did. What comes first goes out with the head."""
         if not self.has_begun:
-            if self.exchange is not None and self.exchange.begin(200, self._lines(200, _STREAM_LINES)):
+            if self.exchange is not None and self.exchange.begin(200, self._lines(200, _STREAM_LINES), first):
+                self._spoke_at_s = self._loop.time()
                 return
             await self._taken(self._send(_start(200, self._head(200, _STREAM_HEADERS))))
+        await self.write(first)
 
     async def be_quiet(self) -> None:
         """The last word has been said: no comment comes after it."""

@@ -87,6 +87,10 @@ class Reply:
     def has_news(self) -> bool:
         return bool(self.pieces or self.is_whole or self.fault)
 
+    @property
+    def is_over(self) -> bool:
+        return self.is_whole and not self.pieces
+
     def change(self) -> asyncio.Future[None]:
         """To be awaited, once, where there is no news. What the taker takes until then, if there is one, is
         no news; it is not asked about the end."""

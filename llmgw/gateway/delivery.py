@@ -219,7 +219,7 @@ class Delivery:
         client, dialect = self._client, dialect_of(self._call.endpoint)
         stream = EventStream(dialect, hides_usage=self._call.hides_usage_of(self._target))
         echo = self._call.echo_for(self._target)
-        kept, is_passed_on, cause = b"", False, "closed the connection"
+        kept, last, is_passed_on, cause = b"", b"", False, "closed the connection"
 
         def pass_at_once(piece: bytes) -> bool:
             """Nearly all there is: it needs neither thought nor waiting."""
@@ -237,9 +237,17 @@ class Delivery:
                             continue
                         self._check_name(model_named_in(kept))
                         self._has_begun()
-                        await client.begin_stream()
-                        events, is_passed_on = kept, True
-                    await client.write(events if echo is None else echo(events))
+                        events = kept
+                    if echo is not None:
+                        events = echo(events)
+                    if not is_passed_on:
+                        await client.begin_stream(events)
+                        is_passed_on = True
+                    elif stream.is_done and answer.is_over and stream.error is None:
+                        last = events  # together with the end
+                        break
+                    else:
+                        await client.write(events)
                 if stream.is_done:
                     await client.be_quiet()
                 if stream.error is not None:
@@ -267,7 +275,7 @@ class Delivery:
             )
         if not stream.is_done:
             return await self._break_off(answers.cut_short(self._model, cause), cause)
-        await client.write(rest, is_last=True)
+        await client.write(last + rest, is_last=True)
         return Outcome.FINE
 
     def _patience_with(self, stream: EventStream) -> float:
