@@ -27,7 +27,7 @@ from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa:
 from llmgw.gateway.bodies import Bodies  # noqa: E402
 from llmgw.gateway.patience import Patience  # noqa: E402
 from llmgw.gateway.probes import PATHS, Probes  # noqa: E402
-from llmgw.wire import DIRECT, exchange_of  # noqa: E402
+from llmgw.wire import DIRECT, Exchange, exchange_of  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -61,7 +61,10 @@ async def _serve(scope: Scope, receive: Receive, send: Send, *, rest: App) -> No
         await django(scope, receive, send)
         return
     if _gateway is not None and scope["path"].startswith("/v1/"):
-        await _answer_v1(scope, receive, send)
+        exchange = exchange_of(scope)
+        if _draining.has_begun:
+            send, exchange = _closing(send), None
+        await _gateway(scope, receive, send, exchange)
         return
     if _draining.has_begun:
         send = _closing(send)
@@ -71,12 +74,12 @@ async def _serve(scope: Scope, receive: Receive, send: Send, *, rest: App) -> No
         await rest(scope, receive, send)
 
 
-async def _answer_v1(scope: Scope, receive: Receive, send: Send) -> None:
+def _answer(exchange: Exchange) -> Awaitable[None]:
+    """What is under /v1/ and has nothing out of the ordinary."""
     assert _gateway is not None, "the server has started"
-    exchange = exchange_of(scope)
     if _draining.has_begun:
-        send, exchange = _closing(send), None
-    await _gateway(scope, receive, send, exchange)
+        exchange.keep_alive = False
+    return _gateway.answer(exchange)
 
 
 def _closing(send: Send) -> Send:
@@ -169,7 +172,7 @@ async def _live(scope: Scope, receive: Receive, send: Send) -> None:
             _probes = Probes(_gateway, is_draining=lambda: _draining.has_begun)
             _draining.listen(settings.LLMGW_LINGER_S)
             _leave_alone_what_stays()
-            scope.get("state", {})[DIRECT] = _answer_v1
+            scope.get("state", {})[DIRECT] = _answer
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
             if _gateway is not None and _probes is not None:

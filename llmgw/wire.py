@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from math import inf
 from typing import Any, Protocol
 
@@ -26,8 +26,10 @@ _PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
 """Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
 _EXTENSION = "llmgw.exchange"
 DIRECT = "llmgw.direct"
-"""In the state that an application fills as it starts up: what answers requests under /v1/, an ASGI
-application too, so that they need not pass all the others."""
+"""In the state that an application fills as it starts up: what answers an `Exchange`, so that what is under
+/v1/ need not pass all the others."""
+_POST = {"method": "POST"}
+"""All that uvicorn asks of a scope as it sends an answer."""
 _BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-for"))
 """Headers that mean something to uvicorn, or to what it puts before the application."""
 
@@ -55,7 +57,10 @@ class Exchange(RequestResponseCycle):
     `head` is whole header lines, free of what a client could have put into them, and of `connection`.
     """
 
-    app: Any
+    path = ""
+    scheme = ""
+    headers: list[tuple[bytes, bytes]] = []
+    answers: Callable[[Exchange], Awaitable[None]] | None = None
     whole_body: bytes | None = None
     kept: Closable | None = None
     _when_left: Callable[[], object] | None = None
@@ -156,6 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _next: Exchange | None = None
     _task: asyncio.Task[None] | None = None
     _rest: asyncio.Future[None] | None = None
+    _event: asyncio.Event | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -195,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_waiting()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
         self._is_in_head = self._is_in_message = True
         self._is_for_all = False
         self._taken_bytes = 0
@@ -223,14 +229,26 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self._begin_exchange()
         else:
+            self._make_scope()
             super().on_headers_complete()
+
+    def _make_scope(self) -> None:
+        """As uvicorn does as a message begins. Most need none."""
+        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, is_expecting
+        self.headers += headers
 
     def _begin_exchange(self) -> None:
         """As uvicorn begins its cycles, for a request that has nothing out of the ordinary."""
-        scope: Any = self.scope
-        path = scope["path"] = self.root_path + self.url.decode()
-        scope["method"], scope["raw_path"] = "POST", path.encode()
-        scope["query_string"] = b""
+        answers = None if self._is_for_all else self.app_state.get(DIRECT)
+        path = self.root_path + self.url.decode()
+        scope: Any = _POST
+        if answers is None or self.access_log:
+            self._make_scope()
+            scope = self.scope
+            scope["method"], scope["query_string"] = "POST", b""
+            scope["path"], scope["raw_path"] = path, path.encode()
         exchange = self.cycle = self._due = Exchange(
             scope,
             self.transport,
@@ -239,13 +257,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.access_logger,
             self.access_log,
             self.server_state.default_headers,
-            asyncio.Event(),
+            self._event_anew(),
             self.expect_100_continue,
             self.parser.should_keep_alive(),
             self.on_response_complete,
         )
-        exchange.app = self.app if self._is_for_all else self.app_state.get(DIRECT, self.app)
-        scope["extensions"] = {_EXTENSION: exchange}
+        exchange.path, exchange.scheme, exchange.headers = path, self.scheme or "", self.headers
+        exchange.answers = answers
+        if answers is None:
+            scope["extensions"] = {_EXTENSION: exchange}
+
+    def _event_anew(self) -> asyncio.Event:
+        """Nobody waits for the one before, as that is answered."""
+        if self._event is None:
+            self._event = asyncio.Event()
+        else:
+            self._event.clear()
+        return self._event
 
     def _answer(self, exchange: Exchange) -> None:
         if not exchange.more_body:
@@ -271,8 +299,18 @@ class BoundedProtocol(HttpToolsProtocol):
                 if exchange is not None:
                     exchange.kept = kept
                     self.tasks.add(task)
-                    await exchange.run_asgi(exchange.app)
+                    try:
+                        if exchange.answers is None:
+                            await exchange.run_asgi(self.app)
+                        else:
+                            await exchange.answers(exchange)
+                    except asyncio.CancelledError:  # by a server that has waited long enough
+                        pass
+                    except Exception:
+                        self.logger.exception("What answers requests under %s failed.", exchange.path)
                     self.tasks.discard(task)
+                    if not exchange.response_complete:
+                        self.transport.close()
                     kept = exchange.kept
                 elif not self.transport.is_closing():
                     self._rest = self.loop.create_future()

@@ -11,7 +11,16 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from time import monotonic
 from typing import Any
 
@@ -47,6 +56,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Pairs = Sequence[tuple[bytes, bytes]]
 Headers = Mapping[bytes, bytes]
+Way = tuple[str, str, str]
+"""A request's scheme, method and path."""
 
 CLIENT_LEFT = 499
 """The status that a client which did not stay for its answer is counted under."""
@@ -122,7 +133,20 @@ class GatewayApp:
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, exchange: Exchange | None = None
     ) -> None:
-        headers: Pairs = scope["headers"]
+        """As an ASGI application, which is handed the exchange where there is one."""
+        way = (scope["scheme"], scope["method"], scope["path"])
+        await self._answer(way, scope["headers"], receive, send, exchange)
+
+    def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """For a server that knows what an exchange is."""
+        receive: Any = exchange.receive
+        send: Any = exchange.send
+        way = (exchange.scheme, "POST", exchange.path)
+        return self._answer(way, exchange.headers, receive, send, exchange)
+
+    async def _answer(
+        self, way: Way, headers: Pairs, receive: Receive, send: Send, exchange: Exchange | None
+    ) -> None:
         named = dict(headers)
         patience, passage = self._patience, Passage(_request_id(named), monotonic())
         client = Client(
@@ -130,7 +154,7 @@ class GatewayApp:
         )
         try:
             try:
-                await self._route(scope, headers, named, client, passage)
+                await self._route(way, headers, named, client, passage)
             except Refused as refused:
                 await client.refuse(refused)
             except (ClientGone, ClientStalled):
@@ -151,20 +175,15 @@ class GatewayApp:
             self.accounts.close(passage)
 
     async def _route(
-        self,
-        scope: Scope,
-        headers: Pairs,
-        named: Headers,
-        client: Client,
-        passage: Passage,
+        self, way: Way, headers: Pairs, named: Headers, client: Client, passage: Passage
     ) -> None:
-        method, path = scope["method"], scope["path"]
+        scheme, method, path = way
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             passage.endpoint, client.shape = endpoint.path, endpoint.shape
-        key = self.entrance.known(scope["scheme"], named) if len(named) == len(headers) else None
+        key = self.entrance.known(scheme, named) if len(named) == len(headers) else None
         if key is None:
-            key = await self.entrance.let_in(scope["scheme"], headers)
+            key = await self.entrance.let_in(scheme, headers)
         passage.key = key.id
         if endpoint is not None:
             if method != "POST":
