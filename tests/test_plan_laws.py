@@ -183,9 +183,15 @@ def is_lost(snapshot: Snapshot, replica: Replica) -> bool:
 
 
 def is_stand_in(snapshot: Snapshot, replica: Replica) -> bool:
-    """Whether it will take the place of one that still runs, as far as is known, and is not ready for it."""
-    running = {each.id for each in snapshot.replicas if each.wanted == "run" and not is_lost(snapshot, each)}
-    return replica.wanted == "run" and not replica.is_ready and replica.replaces in running
+    """Whether it will take the place of one that still runs, as far as is known, and is not ready for it. One
+    has one: whatever else would take its place counts already."""
+    running = [each for each in snapshot.replicas if each.wanted == "run" and not is_lost(snapshot, each)]
+    others = [
+        each.id
+        for each in running
+        if not each.is_ready and (each.model, each.replaces) == (replica.model, replica.replaces)
+    ]
+    return replica.replaces in {each.id for each in running} and others[:1] == [replica.id]
 
 
 def held(snapshot: Snapshot) -> list[tuple[int, str]]:
