@@ -16,7 +16,7 @@ from django.conf import settings
 from django.http import HttpResponse
 from django.urls import re_path
 from drf_spectacular.utils import extend_schema
-from rest_framework import exceptions, status
+from rest_framework import exceptions
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -27,6 +27,7 @@ from catalog.models import Key
 from catalog.reading import quote as quoted
 from catalog.rest import KeyAuthentication
 from nodes.agents import read_metrics
+from nodes.api.reaching import Unreachable
 from nodes.conversation import AgentProblem
 from nodes.exposition import CONTENT_TYPE, written
 from nodes.gauges import families
@@ -46,11 +47,6 @@ class HasKey(BasePermission):
 
     def has_permission(self, request: Request, view: Any) -> bool:
         return request.auth is not None
-
-
-class Unreachable(exceptions.APIException):
-    status_code = status.HTTP_503_SERVICE_UNAVAILABLE
-    default_code = "agent_unreachable"
 
 
 @extend_schema(exclude=True)
