@@ -331,6 +331,8 @@ def read(kind: type[T], raw: object) -> T:
 
 
 def _read(kind: Any, raw: object, where: str) -> Any:
+    if type(raw) is kind:  # most of a report
+        return raw
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         if raw is None:
@@ -340,11 +342,10 @@ def _read(kind: Any, raw: object, where: str) -> Any:
         if not isinstance(raw, Mapping):
             raise ProtocolError(f"{where} must be an object")
         hints = _hints(typing.cast(Any, kind))
-        known = {item.name for item in dataclasses.fields(kind)}
         values = {
             name: _read(hints[name], item, f"{where}.{name}")
             for name, item in raw.items()
-            if name in known and item is not None
+            if name in hints and item is not None
         }
         try:
             return typing.cast(Any, kind)(**values)
@@ -376,8 +377,9 @@ def _read(kind: Any, raw: object, where: str) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Kept, because finding them takes far longer than reading a report."""
-    return typing.get_type_hints(kind)
+    """Of its fields. Kept, because finding them takes far longer than reading a report."""
+    hints = typing.get_type_hints(kind)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
 
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

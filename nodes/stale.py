@@ -33,6 +33,10 @@ class Staleness:
     sentence: str
 
 
+AS_IT_IS = Staleness(False, False, (), False, (), "", "")
+"""What `judge` finds where there is nothing to find."""
+
+
 def launch_from(raw: Mapping[str, Any]) -> Launch:
     """The launch as the database holds it. An adopted replica's may lack what an older agent did not tell."""
     return read(Launch, {"model": "", "source": "", "profile": {}, **raw})
@@ -141,7 +145,13 @@ def _launch_differences(launch: Launch, model: ModelSpec, source_revision: str) 
         "context_length": launch.context_length,
         "capabilities": {key: True for key, is_on in launch.capabilities.items() if is_on},
     }
-    found = differences(_nonzero(was), _nonzero({key: model.as_dict().get(key) for key in was}))
+    now = {
+        "name": model.name,
+        "source": model.source,
+        "context_length": model.context_length,
+        "capabilities": model.capabilities.written(),
+    }
+    found = differences(_nonzero(was), _nonzero(now))
     if launch.revision and source_revision and launch.revision != source_revision:
         found += (Difference("revision", launch.revision, source_revision),)
     return found

@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Prefetch, Q, QuerySet
 
 from nodes.agents import last_report
-from nodes.models import Node, Replica
+from nodes.models import Claim, Node, Rank, Replica
 from nodes.placement import FOREIGN_LIMIT_MIB, Freshness, freshness
 from nodes.protocol import GpuReport, to_json
 from nodes.showing.ages import seconds, with_age
@@ -42,9 +42,11 @@ class ShownGpu:
 
 
 def nodes() -> QuerySet[Node]:
-    """All nodes, with what runs there and who holds their GPUs. Seven queries."""
+    """All nodes, with what runs there and who holds their GPUs. Four queries."""
+    holds = Exists(Claim.objects.filter(rank=OuterRef("pk")))
+    ranks = Rank.objects.filter(~Q(replica__state__in=Replica.OVER) | holds).select_related("replica")
     return with_age(Node.objects.all(), "seen_at").prefetch_related(
-        "claims__rank__replica", "ranks__replica", "orphans"
+        Prefetch("ranks", ranks), "claims", "orphans"
     )
 
 
@@ -64,7 +66,8 @@ def gpus_of(node: Node) -> list[ShownGpu]:
     orphans = {
         gpu: f"orphan {str(orphan.replica)[:8]}" for orphan in node.orphans.all() for gpu in orphan.gpus
     }
-    claims = {claim.gpu: claim.rank.replica for claim in node.claims.all()}
+    by_rank = {rank.pk: rank.replica for rank in node.ranks.all()}
+    claims = {claim.gpu: by_rank.get(claim.rank_id) for claim in node.claims.all()}
     found = []
     for gpu in report.gpus if report else ():
         if holder := claims.get(gpu.id):

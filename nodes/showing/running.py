@@ -18,7 +18,7 @@ from nodes.orders import deadline_s
 from nodes.progress import Progress, fetch_progress, left_s, wait_progress
 from nodes.showing.ages import seconds, with_age
 from nodes.showing.checks import check_of_replica, engine_checks
-from nodes.stale import Staleness, judge, launch_from
+from nodes.stale import AS_IT_IS, Staleness, is_as_the_catalog, judge, launch_from
 
 
 def replicas() -> QuerySet[Replica]:
@@ -60,6 +60,11 @@ def becoming_stale(model: Model, wanted: ModelSpec) -> int:
 def _staleness(replica: Replica, spec: ModelSpec | None) -> Staleness:
     """By name: a profile that was removed and is back is the profile that the replica was started from."""
     model = replica.model
+    if model and spec:  # as most are
+        fingerprints, others = _shaping(model, spec)
+        profile = fingerprints.get(replica.profile_name, "")
+        if is_as_the_catalog(replica.fingerprint, replica.launch, profile, others, model.source_revision):
+            return AS_IT_IS
     return judge(
         replica.fingerprint,
         launch_from(replica.launch),
@@ -67,6 +72,23 @@ def _staleness(replica: Replica, spec: ModelSpec | None) -> Staleness:
         spec,
         source_revision=model.source_revision if model else "",
     )
+
+
+def _shaping(model: Model, spec: ModelSpec) -> tuple[Mapping[str, str], Mapping[str, Any]]:
+    """What of the spec shapes a launch, told once for all replicas that share the row: the fingerprint of
+    each profile, and the rest."""
+    known = model.__dict__.setdefault("shown_shaping", {})
+    if id(spec) not in known:
+        others = {
+            "name": spec.name,
+            "source": spec.source,
+            "context_length": spec.context_length,
+            "capabilities": set(spec.capabilities.written()),
+        }
+        fingerprints = {each.name: each.fingerprint() for each in spec.profiles}
+        known[id(spec)] = (spec, fingerprints, others)  # with the spec, so that no other gets its id
+    _, fingerprints, others = known[id(spec)]
+    return fingerprints, others
 
 
 def spec_of(model: Model) -> ModelSpec:
