@@ -51,8 +51,9 @@ def weighing_of(model: Model) -> Weighing:
         result__through=DIRECTLY,
         result__is_limit=True,  # others may hold more than was tried
     )
-    told = limits.order_by("-ended_at").values_list("options", *(f"result__{each}" for each in _OF_RESULT))
-    return weigh(model.spec, [_capacity(*each) for each in reversed(told[:WEIGHED])])
+    latest = limits.order_by("-ended_at", "-asked_at")[:WEIGHED]
+    told = latest.values_list("options", *(f"result__{each}" for each in _OF_RESULT))
+    return weigh(model.spec, [_capacity(*each) for each in reversed(told)])
 
 
 _OF_RESULT = ("profile", "build", "rate", "promise")  # the rest is of each step, and long

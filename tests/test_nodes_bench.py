@@ -431,9 +431,9 @@ def test_the_lightest_keeps_its_weight_and_the_others_follow() -> None:
 @pytest.mark.parametrize(
     ("measured", "says"),
     [
-        pytest.param([], "No profile of m was measured as it is now", id="nothing"),
+        pytest.param([], "No profile of m was measured up to its limit", id="nothing"),
         pytest.param(
-            [("slow", {"build": "old"})], "No profile of m was measured as it is now", id="another build"
+            [("slow", {"build": "old"})], "No profile of m was measured up to its limit", id="another build"
         ),
         pytest.param([("slow", {})], "Of m only slow was measured under this load", id="one alone"),
         pytest.param(

@@ -62,8 +62,8 @@ def weigh(spec: ModelSpec, measured: Iterable[Capacity]) -> Weighing:
     fit = [each for each in measured if each.rate > 0 and builds.get(each.profile) == each.build]
     if not fit:
         return Weighing(
-            says=f"No profile of {spec.name} was measured as it is now; bench a replica of each "
-            f"(manage.py bench {spec.name} --profile NAME)."
+            says=f"No profile of {spec.name} was measured up to its limit as it is now; bench a replica of "
+            f"each (manage.py bench {spec.name} --profile NAME)."
         )
     alike = [each for each in fit if (each.promise, each.load) == (fit[-1].promise, fit[-1].load)]
     rates: Mapping[str, float] = {each.profile: each.rate for each in alike}
