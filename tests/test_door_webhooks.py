@@ -117,6 +117,7 @@ def test_the_admin_adds_one_and_shows_its_secret_once(receiver: Receiver) -> Non
     receiver.status = 500
     said = text_of(client.post(LIST, told, follow=True).content.decode())
     assert "0 of 1 webhook took a test notice." in said
+    assert "The webhook &quot;pager&quot; did not take it. It answered 500: ok." in said
     shown = text_of(page(client, change))
     assert "It answered 500: ok." in shown
     assert secret not in shown

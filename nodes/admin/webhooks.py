@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.messages import ERROR
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from catalog.forms import why_field
 from catalog.forms.fields import TypedField
 from catalog.pages import VerbAdmin
-from catalog.pieces import badge, said, sentence, table
-from catalog.reading import Fault
+from catalog.pieces import badge, live, said, sentence, table
+from catalog.reading import Fault, quote
 from nodes import webhooks
 from nodes.models import Delivery, Webhook
 from nodes.notices import KINDS, host_words
@@ -70,7 +72,8 @@ class WebhookAdmin(VerbAdmin):
     list_display = ("name", "state", "host", "told_of", "waiting", "delivered", "given_up")
     search_fields = ("name",)
     fields = ("name", "url", "kinds", "why")
-    of_row = ("state", "counts", "last", "by", "created_at")
+    of_row = ("now", "last", "by", "created_at")
+    is_live = True
     actions: ClassVar[list[Any]] = ["try_out", "pause", "resume", "remove"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Webhook]:
@@ -112,8 +115,11 @@ class WebhookAdmin(VerbAdmin):
     def waiting(self, webhook: Webhook) -> int:
         return webhook.waiting  # type: ignore[attr-defined]  # annotated
 
-    @admin.display(description="notices")
-    def counts(self, webhook: Webhook) -> str:
+    @admin.display(description="state")
+    def now(self, webhook: Webhook) -> SafeString:
+        return live("state", format_html("{} {}", self.state(webhook), said(self._counts(webhook))))
+
+    def _counts(self, webhook: Webhook) -> str:
         counted = (
             (webhook.delivered, "delivered"),
             (self.waiting(webhook), "waiting"),
@@ -123,9 +129,10 @@ class WebhookAdmin(VerbAdmin):
         return ", ".join(f"{count} {words}" for count, words in counted)
 
     @admin.display(description="last notices")
-    def last(self, webhook: Webhook) -> SafeString | str:
+    def last(self, webhook: Webhook) -> SafeString:
         rows = [_line(delivery) for delivery in webhooks.deliveries_of(webhook)]
-        return table(DELIVERY_HEADINGS, rows, DELIVERY_LOOKS) if rows else "none yet; Test sends one"
+        shown = table(DELIVERY_HEADINGS, rows, DELIVERY_LOOKS) if rows else "none yet; Test sends one"
+        return live("last notices", shown)
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
@@ -164,14 +171,18 @@ class WebhookAdmin(VerbAdmin):
             """All at the same time, with the first: those that hang have one time-out between them."""
             if not tried:
                 tried.update(webhooks.try_webhooks(chosen, **told))
-            return webhook.pk in tried and not tried[webhook.pk].problem
+            problem = tried[webhook.pk].problem if webhook.pk in tried else "It was removed meanwhile."
+            if problem:
+                says = f"The webhook {quote(webhook.name)} did not take it. {problem}"
+                self.message_user(request, sentence(says), ERROR)
+            return not problem
 
         return self.confirm(
             request,
             chosen,
             action="try_out",
             title="Test webhooks",
-            question="Post a notice of kind test to these now? Their pages tell what they answered.",
+            question="Post a notice of kind test to these now? What each answers is told.",
             button="Yes, post it",
             done="took a test notice",
             act=act,
