@@ -321,6 +321,12 @@ def jobs() -> QuerySet[Job]:
     return Job.objects.annotate(lasted=Coalesce("ended_at", Now()) - F("claimed_at"))
 
 
+def says_of(job: Job) -> str:
+    """What it does, in a few words, or what it found once it is over; empty: not even that it began."""
+    found = job.result.get("says", "") if job.state not in Job.LIVE else ""
+    return str(found or job.progress.get("say", ""))
+
+
 def job_as_dict(job: Job) -> dict[str, Any]:
     """As REST and `--json` tell it."""
     return {

@@ -15,6 +15,7 @@ from nodes import agenda, telling
 from nodes.attention import FRESHNESS_LOOKS, Matter
 from nodes.checks import Verdict
 from nodes.consequences import Consequences
+from nodes.measured import STEP_HEADINGS, step_line
 from nodes.models import Job, Node, Replica, Weights
 from nodes.overview import Fact, Overview, facts_of
 from nodes.placement import agreeing
@@ -134,6 +135,12 @@ def engine_check_shown(found: Checked) -> SafeString:
         verdict_table(found.verdicts),
         reverse("admin:nodes_job_change", args=[found.row.job]),
     )
+
+
+def steps_table(steps: Iterable[Mapping[str, Any]]) -> SafeString:
+    """Load by load, what a bench has seen; empty where there is none yet."""
+    lines = [[sentence(str(each)) or "-" for each in step_line(step)] for step in steps]
+    return table(STEP_HEADINGS, lines) if lines else SafeString("")
 
 
 def verdict_table(rows: Iterable[tuple[str, str, str, str]]) -> SafeString:

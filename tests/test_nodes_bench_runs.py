@@ -39,6 +39,7 @@ from nodes.measured import curves_of, run_as_dict, runs_of, weighing_of
 from nodes.models import Job, Rank, Replica
 from tests.agent_process import ROOT
 from tests.cast import a_model, a_node, a_replica, alice, viola
+from tests.pages import text_of
 from tests.rest_client import Api
 from tests.services import free_port
 from tests.sim_process import Sim, running_sim, starting_sim
@@ -510,6 +511,7 @@ def measured(model: Model, profile: str, rate: float, **more: Any) -> Job:
         "steps": [step], "is_limit": True,
     }  # fmt: skip
     job = Job(kind="bench", model=model, model_name=model.name, by="alice", state="done", result=result)
+    job.asked_at = model.changed_at + timedelta(seconds=Job.objects.count())
     for name, value in ({"options": {"dataset": "<script>"}, "ended_at": model.changed_at} | more).items():
         setattr(job, name, value)
     job.save()
@@ -591,6 +593,9 @@ def test_the_page_shows_runs_and_sets_their_weights() -> None:
     assert "<script>" not in shown.replace("<script src", "").replace("<script type", "")
     sign = shown.partition('name="apply" value="')[2].partition('"')[0]
     assert sign.endswith("large=2")
+    job = text_of(client.get(f"/admin/nodes/job/{Job.objects.first().pk}/change/").content.decode())
+    assert "100 - 10 ms 10 ms 10 ms" in job
+    assert job.partition("Beside other runs")[1]
     plots = client.get(f"{path}plots/").json()
     assert plots["x"] == {"label": "load", "unit": "requests/s", "values": [10, 20]}
     assert client.post(path, {"apply": sign + "0"}).status_code == 302

@@ -22,9 +22,9 @@ from catalog.reading import CatalogError
 from nodes.agents import ask_paths
 from nodes.bench import DISTRIBUTIONS, GATEWAY, Options
 from nodes.benching import apply_weights, ask_bench, proposed, replica_named
-from nodes.measured import HEADINGS, STEP_HEADINGS, curves_of, ready_ranks, run_line, runs_of, step_line
+from nodes.measured import HEADINGS, curves_of, ready_ranks, run_line, runs_of
 from nodes.models import Job
-from nodes.pieces import job_badge
+from nodes.pieces import job_badge, steps_table
 from nodes.tasks import offer, wake
 
 _USUAL = Options().as_dict()
@@ -214,5 +214,4 @@ def _run_row(job: Job) -> list[Any]:
 def _steps_of(job: Job) -> tuple[SafeString, SafeString]:
     """What the latest found, and each load that it tried."""
     says = said(str(job.result.get("says") or job.problem))
-    lines = [[sentence(str(each)) or "-" for each in step_line(step)] for step in job.result.get("steps", [])]
-    return says, table(STEP_HEADINGS, lines) if lines else SafeString("")
+    return says, steps_table(job.result.get("steps", ()))

@@ -17,7 +17,7 @@ from nodes import jobs
 from nodes.admin.reading import ReadOnlyAdmin
 from nodes.checks import CHECKS
 from nodes.models import Job
-from nodes.pieces import job_badge, replica_link, verdict_table
+from nodes.pieces import job_badge, replica_link, steps_table, verdict_table
 
 
 def _verdicts(findings: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
@@ -67,12 +67,10 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="progress")
     def progress_shown(self, job: Job) -> SafeString | str:
-        if not job.progress:
-            return "-"
-        part, says = job.progress.get("part"), said(str(job.progress.get("say", "")))
+        part, says = job.progress.get("part"), jobs.says_of(job)
         if job.state != Job.State.RUNNING or not isinstance(part, int | float):
-            return says
-        return format_html('<progress max="1" value="{}"></progress>{}', f"{part:.3f}", says)
+            return said(says) if says else "-"
+        return format_html('<progress max="1" value="{}"></progress>{}', f"{part:.3f}", said(says))
 
     @admin.display(description="asked for by", ordering="by")
     def by_shown(self, job: Job) -> str:
@@ -110,6 +108,9 @@ class JobAdmin(ReadOnlyAdmin):
     def result_shown(self, job: Job) -> SafeString | str:
         if job.kind == Job.Kind.ENGINE_CHECK and isinstance(findings := job.result.get("findings"), list):
             return verdict_table(_verdicts(findings))
+        if job.kind == Job.Kind.BENCH and job.model_id and (steps := job.result.get("steps")):
+            way = reverse("admin:catalog_model_bench", args=[job.model_id])
+            return format_html('{}<p><a href="{}">Beside other runs</a></p>', steps_table(steps), way)
         return as_json(job.result) if job.result else "-"
 
     @admin.action(description="Stop the selected jobs", permissions=["change"])

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from catalog.management.shell import add_json, print_json, print_table, refusals
 from catalog.typed import span_words
-from nodes.jobs import job_as_dict, jobs
+from nodes.jobs import job_as_dict, jobs, says_of
 from nodes.models import Job
 
 HEADINGS = ("job", "kind", "model", "state", "by", "asked", "lasted", "note")
@@ -39,7 +39,7 @@ class Command(BaseCommand):
 def _line(job: Job) -> tuple[object, ...]:
     lasted = job.lasted  # type: ignore[attr-defined]  # annotated
     span = "" if lasted is None else span_words(lasted.total_seconds())
-    note = job.problem or job.progress.get("say", "")
+    note = job.problem or says_of(job)
     return (
         *(str(job.pk)[:8], job.kind, job.model_name, job.state, job.by),
         *(f"{job.asked_at:%Y-%m-%d %H:%M}", span, note),
