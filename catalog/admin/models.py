@@ -78,6 +78,8 @@ _SOURCE_BADGES = {
     Model.Source.WARN: ("warning", "warn"),
     Model.Source.REFUSE: ("refused", "bad"),
 }
+_REPLICA_HEADINGS = ("replica", "state", "for", "node", "differs", "reason")
+_REPLICA_LOOKS = ("", "brief", "brief", "brief", "", "")
 _MESSAGE_LEVELS = {"ok": messages.SUCCESS, "warn": messages.WARNING, "refuse": messages.ERROR}
 
 
@@ -229,7 +231,7 @@ class ModelAdmin(VerbAdmin):
             )
             for row in _replicas_of(model)
         ]
-        shown = table(("replica", "state", "for", "node", "differs", "reason"), rows) if rows else "none"
+        shown = table(_REPLICA_HEADINGS, rows, _REPLICA_LOOKS) if rows else "none"
         return live("replicas", shown)
 
     @admin.display(description="what differs")
