@@ -1,5 +1,5 @@
-"""The README's pictures, taken anew from what runs: `make pictures`. Light and dark, of the pages that people
-look at most.
+"""The README's pictures, taken anew from what runs: `make pictures`. The pages that people look at most are
+taken light and dark.
 
 The cluster is a trial's, with simulated engines; the day that its plots show is made up.
 """
@@ -44,17 +44,22 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
             for scheme in ("light", "dark"):
                 for name, page in _pages(browser, trial, scheme):
-                    page.evaluate("scrollTo(0, 0)")
-                    path = FOLDER / f"{name}-{scheme}.png"
-                    page.screenshot(path=path)
-                    size = path.stat().st_size
-                    print(f"{path.relative_to(ROOT)}: {size // 1000} kB")
-                    assert size <= LIMIT_BYTES, "too large for a README; show less of the page"
+                    _take(page, FOLDER / f"{name}-{scheme}.png")
+            for name, page in _steps(browser, trial):
+                _take(page, FOLDER / f"{name}.png")
             browser.close()
         trial.stop()
     finally:
         trial.end()
         shutil.rmtree(folder)
+
+
+def _take(page: Page, path: Path) -> None:
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=path)
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size // 1000} kB")
+    assert size <= LIMIT_BYTES, "too large for a README; show less of the page"
 
 
 def _set_up(trial: Trial) -> None:
@@ -102,6 +107,24 @@ def _pages(browser: Browser, trial: Trial, scheme: Any) -> Iterator[tuple[str, P
     page.get_by_role("button", name="Send").click()
     expect(page.locator("#log .figures").last).to_contain_text(re.compile("on gpu-0"))
     yield "playground", page
+    context.close()
+
+
+def _steps(browser: Browser, trial: Trial) -> Iterator[tuple[str, Page]]:
+    """An edit, and what comes of one."""
+    context = logged_in(browser, trial, viewport=VIEW)
+    context.add_init_script(NO_SIDEBAR)
+    page = context.new_page()
+    page.goto("/admin/catalog/model/")
+    page.get_by_role("link", name="qwen3-32b").click()
+    page.locator("#id_scaling_max").fill("3")
+    page.locator("#id_profiles-0-args").fill("--max-num-seqs=64")
+    page.get_by_role("button", name="What would this change?").click()
+    expect(page.locator(".foretold")).to_contain_text("Would be stale")
+    yield "edit", page
+    page.goto("/admin/nodes/replica/")
+    expect(page.locator(".badge", has_text="stale profile").first).to_be_visible()
+    yield "replicas", page
     context.close()
 
 
