@@ -132,6 +132,14 @@ def test_what_is_remembered_has_a_bound_and_the_least_recently_sent_goes_first()
     assert known.depth_of(range(1_000, 1_200)) == 0
 
 
+def test_a_beginning_is_new_until_it_was_asked_for_and_again_when_it_is_given_up() -> None:
+    known = Prefixes(2)
+    assert [known.is_new(link) for link in (1, 1, 2, 1, 3, 1, 4, 2)] == [
+        True, False, True, False, True, False, True, True,
+    ]  # fmt: skip
+    assert len(known) <= 4
+
+
 def test_a_replica_is_remembered_in_no_more_memory_than_is_said() -> None:
     known, number = Prefixes(), 0
     while len(known) < 2 * prefixes.GENERATION_LINKS - prefixes.BLOCKS_LIMIT:
@@ -378,6 +386,12 @@ def test_of_several_that_have_as_much_of_it_each_has_its_own_talks() -> None:
     begun = [_choose(one, targets, talk).target for talk in talks]
     assert [_choose(other, targets, talk + " And then?").target for talk in talks] == begun
     assert len(set(begun)) == 8
+
+
+def test_what_the_only_replica_was_sent_is_known_when_another_joins() -> None:
+    chooser = Chooser()
+    _choose(chooser, [A], PAGE)
+    assert _choose(chooser, [A, B], PAGE) == Choice(A, "prefix")
 
 
 def test_two_cache_scopes_share_nothing() -> None:

@@ -65,13 +65,14 @@ def _cutter(count: int) -> Struct:
 class Prefixes:
     """Beginnings that one replica was sent, the least recently sent given up first.
 
-    In two generations: what is sent goes into the young one, and when that is full the old one is given up.
-    A chain is in one of them from its beginning on, which is what finding by halves relies on.
+    In two generations of so many links: what is sent goes into the young one, and when that is full the old
+    one is given up. A chain is in one of them from its beginning on, which finding by halves relies on.
     """
 
-    __slots__ = ("old", "young")
+    __slots__ = ("generation", "old", "young")
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = GENERATION_LINKS) -> None:
+        self.generation = generation
         self.young: set[int] = set()
         self.old: set[int] = set()
 
@@ -79,9 +80,17 @@ class Prefixes:
         return len(self.young | self.old)
 
     def add(self, links: Sequence[int]) -> None:
-        if len(self.young) + len(links) > GENERATION_LINKS:
+        if len(self.young) + len(links) > self.generation:
             self.young, self.old = set(), self.young
         self.young.update(links)
+
+    def is_new(self, link: int) -> bool:
+        """Whether it is not held; from now on it is."""
+        if link in self.young:
+            return False
+        is_new = link not in self.old
+        self.add((link,))
+        return is_new
 
     def depth_of(self, links: Sequence[int]) -> int:
         """How many of the first links are held; there is one at least."""

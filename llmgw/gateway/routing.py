@@ -13,8 +13,9 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from math import fsum, inf, log
+from math import fsum, log
 from typing import NamedTuple
+from zlib import crc32
 
 from llmgw.gateway.admission import ModelEntry
 from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes
@@ -32,9 +33,15 @@ WORTH_ONE_IN = 8
 """A shared beginning shorter than this part of the prompt is not followed: it saves little, and what all
 prompts begin with would gather them all on one replica."""
 
-_MASK, _LOG_OF_ALL = 2**32 - 1, log(2**32)
-"""Of the numbers that are drawn: twice as long, they would take half as long again to draw."""
+KEYS = 1024
+"""Of all keys of prompts so many are told apart, and the order that replicas come in is kept for each."""
+BEGINNINGS = 65_536
+"""So many prompts' first links are held for all replicas together. One that is not among them was sent to
+none, or long ago: their own memories, which are large and far from the processor, are not looked through."""
+
+_MASK, _LOG_OF_ALL = 2**64 - 1, log(2**64)
 _NOTHING_IN_FLIGHT = repeat(0)
+_NOBODY: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class _Memory:
     __slots__ = ("credit", "multiplier", "prefixes", "turn")
 
     def __init__(self, replica: str) -> None:
-        self.multiplier = _hash_of(replica) & _MASK | 1
+        self.multiplier = _hash_of(replica) | 1
         self.prefixes = Prefixes()
         self.turn = 0  # when it was last chosen
         self.credit = 0.0  # what round-robin owes it
@@ -88,35 +95,37 @@ class _Memory:
 class _Lineup:
     """Targets to choose among, with what is the same for every choice among them."""
 
-    __slots__ = (
-        "are_alike",
-        "everyone",
-        "memories",
-        "multipliers",
-        "prefixes",
-        "replicas",
-        "slack",
-        "targets",
-        "weight",
-        "weights",
-    )
+    __slots__ = ("memories", "orders", "replicas", "slack", "targets", "weight", "weights")
 
     def __init__(self, targets: Sequence[Target], memories: Sequence[_Memory]) -> None:
         self.targets, self.memories = targets, memories
-        self.everyone = range(len(targets))
         self.replicas = [target.replica for target in targets]
-        self.multipliers = [memory.multiplier for memory in memories]
-        self.prefixes = [memory.prefixes for memory in memories]
         self.weights = [target.weight for target in targets]
         self.weight = fsum(self.weights)  # whose last digit is the same in any order
-        self.are_alike = len({*self.weights}) == 1
         self.slack = BUSY_SLACK * len(targets) / self.weight
+        self.orders: dict[int, Sequence[int]] = {}
+
+    def order_of(self, key: int) -> Sequence[int]:
+        """Rendezvous: each replica draws a number for the key, the same in every process, and the lowest for
+        its weight comes first."""
+        key %= KEYS
+        order = self.orders.get(key)
+        if order is None:
+            spread = crc32(b"%d" % key) + 1
+            drawn = [self._draw(spread, at) for at in range(len(self.targets))]
+            order = self.orders[key] = tuple(sorted(range(len(drawn)), key=drawn.__getitem__))
+        return order
+
+    def _draw(self, key: int, at: int) -> tuple[float, str]:
+        number = key * self.memories[at].multiplier & _MASK
+        return (_LOG_OF_ALL - log(number + 1)) / self.weights[at], self.replicas[at]
 
 
 class Chooser:
     """One process's. Of a replica that is gone it remembers nothing once it was told so by `forget`."""
 
     def __init__(self) -> None:
+        self._begun = Prefixes(BEGINNINGS)
         self._memories: dict[str, _Memory] = {}
         self._lineups: dict[int, _Lineup] = {}
         self._turn = 0
@@ -135,11 +144,9 @@ class Chooser:
             targets = [target for target in targets if target.replica not in without]
         if not targets:
             return None
-        lineup = self._lineups.get(model.id)
-        # While one is left out it is the same few each time, in a sequence of their own.
-        if lineup is None or (lineup.targets is not targets and lineup.targets != targets):
-            lineup = self._lineups[model.id] = self._line_up(targets)
+        lineup = self._line_up(targets) if without else self._lineup_of(model, targets)
         profile, chain = model.routing_profile, prompt.chain
+        is_new = not chain.links or self._begun.is_new(chain.links[0])
         if len(targets) == 1:
             at, route = 0, ONLY
         elif profile == ROUND_ROBIN:
@@ -147,7 +154,7 @@ class Chooser:
         else:
             busy = [*map(in_flight.get, lineup.replicas, _NOTHING_IN_FLIGHT)]
             if chain.links and (not profile or profile == PREFIX):
-                at, route = _by_prefix(lineup, busy, chain)
+                at, route = _by_prefix(lineup, busy, chain, is_new=is_new)
             elif profile == SESSION and prompt.session:
                 at, route = _by_session(lineup, busy, prompt.session), SESSION
             else:
@@ -160,9 +167,21 @@ class Chooser:
         return tuple.__new__(Choice, (lineup.targets[at], route))
 
     def forget(self, replicas: Iterable[str]) -> None:
-        for replica in replicas:
-            self._memories.pop(replica, None)
-        self._lineups.clear()
+        gone = {replica for replica in replicas if self._memories.pop(replica, None) is not None}
+        if gone:
+            left = {
+                model: lineup for model, lineup in self._lineups.items() if gone.isdisjoint(lineup.replicas)
+            }
+            self._lineups = left
+
+    def _lineup_of(self, model: ModelEntry, targets: Sequence[Target]) -> _Lineup:
+        lineup = self._lineups.get(model.id)
+        if lineup is None or lineup.targets is not targets:
+            if lineup is not None and lineup.targets == targets:
+                lineup.targets = targets  # the same ones: in another table, or because others are left out
+            else:
+                lineup = self._lineups[model.id] = self._line_up(targets)
+        return lineup
 
     def _line_up(self, targets: Sequence[Target]) -> _Lineup:
         return _Lineup(
@@ -177,39 +196,48 @@ class Chooser:
 # --- each way of choosing: which of the targets, by its place among them ------------------------------------
 
 
-def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain) -> tuple[int, str]:
+def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain, *, is_new: bool) -> tuple[int, str]:
     """The longest match among those that are not too busy for it. Where several have it, and where it is
     worth little, they are told apart by what comes next in the prompt: that will be there in another turn of
     the same talk, too, and other processes see it as well."""
-    links = chain.links
-    mean, slack = _mean(lineup, busy), lineup.slack
-    first, depth = links[0], 0
-    holders: Sequence[int] = ()
-    for at, prefixes in enumerate(lineup.prefixes):
-        if first not in prefixes.young and first not in prefixes.old:
-            continue  # nearly all of them, nearly always: so it is asked without a call
-        if (here := prefixes.depth_of(links)) >= depth:
-            part = here / len(links)
-            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + slack * part) * lineup.weights[at]:
-                holders = [at] if here > depth else [*holders, at]
-                depth = here
+    links, weights, mean = chain.links, lineup.weights, _mean(lineup, busy)
+    depth, holders = 0, _NOBODY
+    if not is_new:
+        depth, holders = _who_has_most(lineup, busy, links, mean)
     if depth * WORTH_ONE_IN >= len(links):
         route = PREFIX
+        if len(holders) == 1:
+            return holders[0], route
+        one, other, *_ = (at for at in lineup.order_of(chain.key_after(depth)) if at in holders)
     else:
-        holders = _within(lineup, busy, (1 + BUSY_FACTOR * NEW_PART) * mean + slack * NEW_PART)
         route = PREFIX_MISS
-    if len(holders) == 1:
-        return holders[0], route
-    one, other = _rendezvous(chain.key_after(depth), holders, lineup)
-    weights = lineup.weights
+        bound = (1 + BUSY_FACTOR * NEW_PART) * mean + lineup.slack * NEW_PART
+        one, other = _first_two(lineup, busy, bound, chain.key_after(depth))
     if busy[other] * weights[one] < busy[one] * weights[other]:
         return other, route
     return one, route
 
 
+def _who_has_most(
+    lineup: _Lineup, busy: Sequence[int], links: Sequence[int], mean: float
+) -> tuple[int, Sequence[int]]:
+    """How many of the first links, and who has them: of those that are not too busy for as many."""
+    depth = 0
+    holders: list[int] = []
+    for at, memory in enumerate(lineup.memories):
+        here = memory.prefixes.depth_of(links)
+        if here and here >= depth:
+            part = here / len(links)
+            if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + lineup.slack * part) * lineup.weights[at]:
+                if here > depth:
+                    depth, holders = here, []
+                holders.append(at)
+    return depth, holders
+
+
 def _by_session(lineup: _Lineup, busy: Sequence[int], session: str) -> int:
-    free = _within(lineup, busy, (1 + BUSY_FACTOR) * _mean(lineup, busy) + lineup.slack)
-    return _rendezvous(_hash_of(session), free, lineup)[0]
+    bound = (1 + BUSY_FACTOR) * _mean(lineup, busy) + lineup.slack
+    return _first_two(lineup, busy, bound, _hash_of(session))[0]
 
 
 def _mean(lineup: _Lineup, busy: Sequence[int]) -> float:
@@ -217,41 +245,16 @@ def _mean(lineup: _Lineup, busy: Sequence[int]) -> float:
     return sum(busy) / lineup.weight * (1 + 1e-9)
 
 
-def _within(lineup: _Lineup, busy: Sequence[int], bound: float) -> Sequence[int]:
-    weights = lineup.weights
-    if lineup.are_alike:
-        most = bound * weights[0]
-        if max(busy) <= most:
-            return lineup.everyone
-        return [at for at, count in enumerate(busy) if count <= most]
-    return [at for at, count in enumerate(busy) if count <= bound * weights[at]]
-
-
-def _rendezvous(key: int, among: Sequence[int], lineup: _Lineup) -> tuple[int, int]:
-    """The first and the second: each replica draws a number for the key, the same in every process, and the
-    lowest for its weight comes first. Where there is but one it is both."""
-    multipliers, weights = lineup.multipliers, lineup.weights
-    first = second = among[0]
-    if lineup.are_alike:  # and so the numbers are in that order already, the other way round
-        highest = high = -1
-        for at in among:
-            number = key * multipliers[at] & _MASK
-            if number > highest:
-                second, high = first, highest
-                first, highest = at, number
-            elif number > high:
-                second, high = at, number
-        return first, second
-    lowest = low = inf
-    for at in among:
-        number = key * multipliers[at] & _MASK
-        drawn = (_LOG_OF_ALL - log(number + 1)) / weights[at]
-        if drawn < lowest:
-            second, low = first, lowest
-            first, lowest = at, drawn
-        elif drawn < low:
-            second, low = at, drawn
-    return first, second
+def _first_two(lineup: _Lineup, busy: Sequence[int], bound: float, key: int) -> tuple[int, int]:
+    """In the order for the key, of those that have no more for their weight than the bound: there is one at
+    least, which is both then."""
+    weights, one = lineup.weights, -1
+    for at in lineup.order_of(key):
+        if busy[at] <= bound * weights[at]:
+            if one >= 0:
+                return one, at
+            one = at
+    return one, one
 
 
 def _least_loaded(lineup: _Lineup, busy: Sequence[int]) -> int:
