@@ -33,7 +33,7 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class _Mark:
+class Mark:
     """`out_until_s` is None unless it is ejected; past that moment it waits for a probe to come through."""
 
     errors: int = 0
@@ -45,25 +45,27 @@ class _Mark:
 
 
 class Breaker:
+    """`marks` is empty while all is well, and whoever sees that need not ask or tell."""
+
     def __init__(self) -> None:
-        self._marks: dict[str, _Mark] = {}
+        self.marks: dict[str, Mark] = {}
 
     def routable(self, targets: Sequence[Target], now_s: float) -> Sequence[Target]:
         """Those that a request may go to, in the order given. Empty only where nobody listens at any."""
-        if not self._marks:
+        if not self.marks:
             return targets
         present = [target for target in targets if not self._is_absent(target.replica, now_s)]
         return [target for target in present if self._is_in(target.replica, now_s)] or present
 
     def ask(self, replica: str) -> None:
         """A request goes to it: the one probe, where it has been ejected."""
-        mark = self._marks.get(replica)
+        mark = self.marks.get(replica)
         if mark is not None and mark.out_until_s is not None:
             mark.is_probed = True
 
     def tell(self, replica: str, outcome: Outcome, now_s: float, there: Iterable[Target]) -> None:
         """`there` are all replicas that serve the same model."""
-        mark = self._marks.get(replica)
+        mark = self.marks.get(replica)
         if outcome is Outcome.FINE:
             if mark is not None:
                 self._forgive(replica, mark, now_s)
@@ -73,7 +75,7 @@ class Breaker:
                 mark.is_probed = False
             return
         if mark is None:
-            mark = self._marks[replica] = _Mark()
+            mark = self.marks[replica] = Mark()
         if outcome in (Outcome.ABSENT, Outcome.STRANGE):
             mark.absent_until_s = now_s + ABSENT_S
         if outcome is Outcome.STRANGE:
@@ -97,21 +99,21 @@ class Breaker:
     def forget(self, replicas: Iterable[str]) -> None:
         """They are gone, or will come back as new."""
         for replica in replicas:
-            self._marks.pop(replica, None)
+            self.marks.pop(replica, None)
 
-    def _forgive(self, replica: str, mark: _Mark, now_s: float) -> None:
+    def _forgive(self, replica: str, mark: Mark, now_s: float) -> None:
         if not mark.ejections or now_s - mark.failed_at_s > FORGIVEN_S:
-            del self._marks[replica]
+            del self.marks[replica]
             return
         mark.errors, mark.out_until_s, mark.is_probed = 0, None, False
         mark.absent_until_s = float("-inf")
 
     def _is_absent(self, replica: str, now_s: float) -> bool:
-        mark = self._marks.get(replica)
+        mark = self.marks.get(replica)
         return mark is not None and now_s < mark.absent_until_s
 
     def _is_in(self, replica: str, now_s: float) -> bool:
-        mark = self._marks.get(replica)
+        mark = self.marks.get(replica)
         if mark is None or mark.out_until_s is None:
             return True
         return now_s >= mark.out_until_s and not mark.is_probed

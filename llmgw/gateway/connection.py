@@ -97,10 +97,6 @@ class Reply:
         self.waiter = waiter = self._connection.loop.create_future()
         return waiter
 
-    def put(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.size += len(piece)
-
     def wake(self) -> None:
         self.taker = None
         waiter, self.waiter = self.waiter, None
@@ -140,6 +136,8 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self._when_free, self._when_lost = when_free, when_lost
         self.kept_until_s = 0.0
+        self.keep_alive_s = KEEP_ALIVE_S
+        """How long it may lie idle: well below what the engine told, if it did."""
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._reply: Reply | None = None
@@ -170,7 +168,8 @@ class Connection(asyncio.Protocol):
                 await self._send(body, reply)
             while not reply.status and not reply.fault:
                 await reply.change()
-            self.check_begun(reply)
+            if not reply.status:
+                raise self.end_of(reply)
         except BaseException:
             reply.close()  # who is cancelled as the answer is whole does not end what is another's by now
             raise
@@ -188,11 +187,11 @@ class Connection(asyncio.Protocol):
         self._reply = reply
         self._transport.write(request)
 
-    def check_begun(self, reply: Reply) -> None:
-        if not reply.status:
-            is_race = self._was_kept and not self._has_heard
-            is_stale = is_race and self.loop.time() - self._asked_at_s < RACE_S
-            raise (Stale if is_stale else Broken)(reply.fault)
+    def end_of(self, reply: Reply) -> Broken:
+        """Of one that ended before its status came."""
+        is_race = self._was_kept and not self._has_heard
+        is_stale = is_race and self.loop.time() - self._asked_at_s < RACE_S
+        return (Stale if is_stale else Broken)(reply.fault)
 
     async def _send(self, body: bytes, reply: Reply) -> None:
         """As fast as the engine takes it. An answer that comes before the end is the end."""
@@ -256,7 +255,7 @@ class Connection(asyncio.Protocol):
                 self._hand_on(reply, piece, is_headed=status != reply.status)
             return
         if piece:
-            reply.put(piece)
+            reply.pieces.append(piece)
         if reply.is_whole:
             self._reply = None
             self._let_go()
@@ -266,7 +265,8 @@ class Connection(asyncio.Protocol):
 
     def _hand_on(self, reply: Reply, piece: bytes, *, is_headed: bool) -> None:
         if piece:
-            reply.put(piece)
+            reply.pieces.append(piece)
+            reply.size += len(piece)
             if reply.size > AHEAD_BYTES and not self._is_paused:
                 self._is_paused = True
                 cast(asyncio.Transport, self._transport).pause_reading()
@@ -350,6 +350,8 @@ class Connection(asyncio.Protocol):
             self._unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # which of them, it sees itself
         reply.status = status
         reply.content_type = _media_type(told.get(b"content-type", b"")[:REMEMBERED_BYTES])
+        idle = told.get(b"keep-alive")
+        self.keep_alive_s = KEEP_ALIVE_S if idle is None else _idle_s(idle[:REMEMBERED_BYTES])
         self._ends_body = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
 
     def on_body(self, body: bytes) -> None:
@@ -376,12 +378,6 @@ class Connection(asyncio.Protocol):
             (b"content-length", b"transfer-encoding")
         )
         self._keeps = is_sure and self._parser.should_keep_alive()
-
-    @property
-    def keep_alive_s(self) -> float:
-        """How long it may lie idle: well below what the engine told, if it did."""
-        told = self._told.get(b"keep-alive")
-        return KEEP_ALIVE_S if told is None else _idle_s(told[:REMEMBERED_BYTES])
 
 
 def notice_death(connected: socket.socket) -> None:

@@ -142,13 +142,14 @@ class Delivery:
 
     async def _pass_on(self, answer: Answer) -> Outcome:
         try:
-            body = await answer.read(ANSWER_LIMIT_BYTES, self._idle_s)
+            # Nearly always it has come together with its head.
+            body = answer.take() if answer.is_whole else await answer.read(ANSWER_LIMIT_BYTES, self._idle_s)
         except EngineAway as error:
             raise away(self._model, error) from error
-        if body is None:
+        if body is None or len(body) > ANSWER_LIMIT_BYTES:
             raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
-        self._has_begun()
-        needed = _CONTENT.get(self._call.endpoint.kind)
+        self._call.passage.first_byte_at_s = monotonic()
+        needed = _CONTENT.get(self._call.needs.endpoint.kind)
         tokens = self._tokens_of_usual(body, needed) if needed else None
         if tokens is None:
             tokens = self._tokens_of_any(body, needed)
@@ -167,7 +168,8 @@ class Delivery:
             return None
         if (seen.choices if needed == "choices" else seen.data) in _EMPTY:
             return None
-        self._check_name(seen.model)
+        if seen.model != self._target.served_name:
+            self._check_name(seen.model)
         details = seen.usage.prompt_tokens_details
         cached = None if details is None else details.cached_tokens
         return Tokens(seen.usage.prompt_tokens, cached, seen.usage.completion_tokens)

@@ -39,7 +39,7 @@ class Pool:
         """The one that was used last, so that those that are too many expire."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.is_open and self._loop.time() < connection.kept_until_s:
+            if self._loop.time() < connection.kept_until_s and connection.is_open:
                 return connection
             connection.abort()
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -176,22 +176,23 @@ class Relay:
         raise failure.refused from None
 
     def _choose(self, call: Call, tried: Mapping[str, Target] = _NONE) -> Choice | None:
-        table = self._table.current
+        table, model, marks = self._table.current, call.model, self._breaker.marks
         if table.replicas is not self._replicas:
             self._notice(table.replicas)
-        there = table.targets_of(call.model)
-        is_held = table.reach_of(call.model).holds(call.needs)
-        targets = there if is_held else needs.fitting(call.model, there, call.needs)
-        if there and not targets:
-            raise surface.unspoken(call.endpoint, call.model.name, {target.engine for target in there})
+        there: Sequence[Target] = table.targets.get(model.id, ())
+        targets = there
+        if there and not table.reaches[model.id].holds(call.needs):
+            targets = needs.fitting(model, there, call.needs)
+            if not targets:
+                raise surface.unspoken(call.endpoint, model.name, {target.engine for target in there})
         choice = self._chooser.choose(
-            call.model,
-            self._breaker.routable(targets, monotonic()),
+            model,
+            self._breaker.routable(targets, monotonic()) if marks else targets,
             self._in_flight,
             call.prompt,
             without=self._still_there(tried) if tried else (),
         )
-        if choice is not None:
+        if choice is not None and marks:
             self._breaker.ask(choice.target.replica)
         return choice
 
@@ -217,17 +218,20 @@ class Relay:
     ) -> None:
         """One request to one engine, from its first byte to its last. Raises Elsewhere or Refused while
         nothing of its answer has been passed on."""
-        target, passage = choice.target, call.passage
+        target, passage, model = choice.target, call.passage, call.model
         outcome, is_gone = Outcome.NEUTRAL, False
         passage.replica, passage.route = target.replica, choice.route
         passage.attempts += 1
         passage.sent_at_s, passage.first_byte_at_s = monotonic(), None
+        endpoint = call.needs.endpoint
         delivery = Delivery(call, target, client, first_byte_s=patience.first_byte_s, idle_s=patience.idle_s)
-        self._take(call.model, target)
+        in_flight, replica = self._in_flight, target.replica
+        in_flight[replica] = in_flight.get(replica, 0) + 1
+        self._demand.begin_serving(model.id)
         try:
             answer = await self._upstream.ask(
                 target,
-                call.endpoint.path_on(target.engine) or call.endpoint.path,
+                endpoint.path_on(target.engine) or endpoint.path,
                 call.body_for(target),
                 call.headers,
                 watch,
@@ -238,9 +242,10 @@ class Relay:
                 outcome = await delivery.deliver(answer)
                 is_gone = outcome is Outcome.FAILED
             finally:
-                answer.close()
+                if not answer.is_whole:
+                    answer.close()
         except EngineAway as error:
-            failure = away(call.model.name, error)
+            failure = away(model.name, error)
             outcome, is_gone = failure.outcome, True
             raise failure from error
         except Elsewhere as failure:
@@ -250,21 +255,15 @@ class Relay:
             outcome = Outcome.NEUTRAL if refused.status == 429 else Outcome.FINE
             raise
         finally:
-            self._give_back(call.model, target)
+            self._demand.end_serving(model.id)
+            in_flight[replica] -= 1
+            if not in_flight[replica]:
+                del in_flight[replica]
             if is_gone:  # the reconciler will know in a moment, instead of at its next pass
                 self._demand.ask_to_look()
-            there = self._table.current.targets_of(call.model)
-            self._breaker.tell(target.replica, outcome, monotonic(), there)
-
-    def _take(self, model: ModelEntry, target: Target) -> None:
-        self._in_flight[target.replica] = self._in_flight.get(target.replica, 0) + 1
-        self._demand.begin_serving(model.id)
-
-    def _give_back(self, model: ModelEntry, target: Target) -> None:
-        self._demand.end_serving(model.id)
-        self._in_flight[target.replica] -= 1
-        if not self._in_flight[target.replica]:
-            del self._in_flight[target.replica]
+            if outcome is not Outcome.FINE or self._breaker.marks:
+                there = self._table.current.targets_of(model)
+                self._breaker.tell(replica, outcome, monotonic(), there)
 
 
 def _is_answered_by(passage: Passage, model: ModelEntry) -> None:

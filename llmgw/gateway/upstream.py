@@ -85,8 +85,7 @@ class Answer(Reply):
         """The whole body, None if it is larger than the limit."""
         pieces: list[bytes] = []
         size = 0
-        while not self.is_whole or self.pieces:  # nearly always it has come together with its head
-            piece = self.take() if self.is_whole else await self.piece(patience_s)
+        while piece := await self.piece(patience_s):
             size += len(piece)
             if size > limit_bytes:
                 return None
@@ -130,13 +129,15 @@ class Upstream:
         head = b"%bContent-Length: %d\r\n\r\n" % (head, len(body))
         stale = None
         try:
-            if (kept := self._pool(target.origin).take()) is not None:
+            pool = self._pools.get(target.origin)
+            if pool is not None and (kept := pool.take()) is not None:
                 answer = Answer(kept, watch)
                 try:
                     if len(body) < LARGE_BYTES:  # nearly always, and so without a coroutine for each step
                         kept.begin(answer, head + body)
                         await watch.within(first_byte_s, answer.change())
-                        kept.check_begun(answer)
+                        if not answer.status:
+                            raise kept.end_of(answer)
                     else:
                         await watch.within(first_byte_s, kept.ask(head, body, answer))
                     return answer
