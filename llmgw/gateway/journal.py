@@ -46,7 +46,7 @@ class Journal:
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
         self._file = -1
-        self._is_failing = self._is_torn = False
+        self._is_failing = self._is_torn = self._is_looked_at = False
         # Each of these is written by one thread: who notes, who writes, who writes.
         self._refused = self._unwritten = self._told = 0
 
@@ -74,7 +74,8 @@ class Journal:
         is_last = False
         while not is_last:
             is_last = self._is_stopping.wait(_LOOK_EVERY_S)
-            while self._waiting:
+            self._is_looked_at = False
+            for _ in range(0, len(self._waiting), _LINES_AT_ONCE):
                 # Few at once: between two writes the requests have the interpreter.
                 count = min(len(self._waiting), _LINES_AT_ONCE)
                 clock_s, now_s = self._clock_s(), monotonic()
@@ -84,7 +85,9 @@ class Journal:
 
     def _write(self, lines: list[bytes]) -> None:
         try:
-            self._open()
+            if not self._is_looked_at:
+                self._open()
+                self._is_looked_at = True
             if untold := self.dropped - self._told:
                 self._put([msgspec.json.encode({"dropped": untold}) + b"\n"])
                 self._told += untold
@@ -92,6 +95,7 @@ class Journal:
                 self._put(lines)
         except OSError as error:
             self._unwritten += len(lines)
+            self._is_looked_at = False
             if not self._is_failing:
                 log.error("The access log cannot be written to %s: %s", self._path, error)
             self._is_failing = True
@@ -136,33 +140,62 @@ def _fitting(lines: list[bytes]) -> int:
     return len(lines)
 
 
+class _Line(msgspec.Struct, frozen=True, gc=False):
+    """Times are milliseconds."""
+
+    at: str | None
+    request: str
+    key: str
+    endpoint: str
+    asked_as: str
+    model: str
+    replica: str
+    route: str
+    status: int
+    code: str
+    stream: bool
+    simulated: bool
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    hold_ms: float | None
+    queue_ms: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    duration_ms: float | None
+
+
+_encode = msgspec.json.Encoder().encode
+
+
 def line_of(passage: Passage, clock_s: float | None, now_s: float) -> bytes:
-    """`clock_s` is the database's clock at `now_s`, which is monotonic. Times are milliseconds."""
+    """`clock_s` is the database's clock at `now_s`, which is monotonic."""
     ended_at_s = now_s if passage.ended_at_s is None else passage.ended_at_s
-    told = {
-        "at": None if clock_s is None else _moment(clock_s - (now_s - ended_at_s)),
-        "request": passage.request_id,
-        "key": passage.key,
-        "endpoint": passage.endpoint,
-        "asked_as": passage.asked_as[:TEXT_LIMIT],
-        "model": passage.model,
-        "replica": passage.replica,
-        "route": passage.route,
-        "status": passage.status,
-        "code": passage.code[:TEXT_LIMIT],
-        "stream": passage.is_streamed,
-        "simulated": passage.is_simulated,
-        "attempts": passage.attempts,
-        "prompt_tokens": passage.prompt_tokens,
-        "cached_tokens": passage.cached_tokens,
-        "completion_tokens": passage.completion_tokens,
-        "hold_ms": _ms(passage.held_s),
-        "queue_ms": _ms(passage.queued_s),
-        "ttft_ms": _ms(passage.ttft_s),
-        "tpot_ms": _ms(passage.tpot_s),
-        "duration_ms": _ms(passage.duration_s),
-    }
-    return msgspec.json.encode(told) + b"\n"
+    line = _Line(
+        None if clock_s is None else _moment(clock_s - (now_s - ended_at_s)),
+        passage.request_id,
+        passage.key,
+        passage.endpoint,
+        passage.asked_as[:TEXT_LIMIT],
+        passage.model,
+        passage.replica,
+        passage.route,
+        passage.status,
+        passage.code[:TEXT_LIMIT],
+        passage.is_streamed,
+        passage.is_simulated,
+        passage.attempts,
+        passage.prompt_tokens,
+        passage.cached_tokens,
+        passage.completion_tokens,
+        _ms(passage.held_s),
+        _ms(passage.queued_s),
+        _ms(passage.ttft_s),
+        _ms(passage.tpot_s),
+        _ms(passage.duration_s),
+    )
+    return _encode(line) + b"\n"
 
 
 def _moment(seconds: float) -> str:
