@@ -122,12 +122,14 @@ def look_at(fields: Fields) -> Peek:
 
 def needs_of(endpoint: Endpoint, fields: Fields, seen: Peek) -> Needs:
     """Of a body that was looked at."""
-    capabilities = _CAPABILITIES[endpoint.capability]
-    if seen.fields and (_is_filled(fields.get("tools")) or _is_filled(fields.get("functions"))):
-        capabilities |= _CAPABILITIES[TOOLS]
-    if seen.has_images:
-        capabilities |= _CAPABILITIES[VISION]
-    prompt = context.UNKNOWN if seen.has_media else _span(endpoint, fields)
+    capabilities, prompt = _CAPABILITIES[endpoint.capability], context.UNKNOWN
+    if not seen.has_media:
+        prompt = _span(endpoint, fields)
+    if seen.fields:
+        if _is_filled(fields.get("tools")) or _is_filled(fields.get("functions")):
+            capabilities |= _CAPABILITIES[TOOLS]
+        if seen.has_images:
+            capabilities |= _CAPABILITIES[VISION]
     return tuple.__new__(Needs, (endpoint, capabilities, prompt, output_asked(endpoint, fields) or 0))
 
 
