@@ -2,8 +2,9 @@
 for /v1/.
 
 uvicorn with httptools keeps headers and trailers without end for a client that goes on sending them, and
-waits without end for one that does not. What a request does between the two is bounded by whoever answers it.
-Whoever leaves ends the request that is being answered, too, where another was sent behind it.
+waits without end for one that does not, be it to be told something or to be read. What a request does between
+the two is bounded by whoever answers it. Whoever leaves ends the request that is being answered, too, where
+another was sent behind it. Who asks for another protocol is answered in this one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from math import inf
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _TOO_LARGE = (
@@ -34,6 +36,10 @@ _BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-
 """Headers that mean something to uvicorn, or to what it puts before the application."""
 
 
+class _Unfit(Exception):
+    """Makes httptools stop reading."""
+
+
 class Closable(Protocol):
     def close(self) -> None: ...
 
@@ -48,8 +54,7 @@ def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
 class Exchange(RequestResponseCycle):
     """One request and its answer.
 
-    `whole_body` is there where all of the body came at once, and has not to be received then. `kept` is the
-    same for all exchanges of a connection that are served by one task, and closed with it.
+    `kept` is the same for all exchanges of a connection that are served by one task, and closed with it.
 
     Beside ASGI's messages it takes an answer in the bytes that go out, without a message, a coroutine and a
     look at each header for every piece. Each of these ways says False where it did nothing, as when the
@@ -61,12 +66,23 @@ class Exchange(RequestResponseCycle):
     scheme = ""
     headers: list[tuple[bytes, bytes]] = []
     answers: Callable[[Exchange], Awaitable[None]] | None = None
-    whole_body: bytes | None = None
     kept: Closable | None = None
     _when_left: Callable[[], object] | None = None
 
     _served_headers: list[tuple[bytes, bytes]] = []
     _served_lines = b""
+
+    def take_body(self) -> bytes | None:
+        """All of it, where it has come: then it has not to be received, and is kept here no longer."""
+        if self.more_body:
+            return None
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def abandon(self) -> None:
+        """The client takes nothing: what waits in front of it is not kept for it any longer."""
+        self.disconnected = True
+        self.transport.abort()
 
     def watch_for_leaving(self, when_left: Callable[[], object]) -> None:
         """To be called once the client leaves, until the answer is complete or this is taken back."""
@@ -143,20 +159,26 @@ class BoundedProtocol(HttpToolsProtocol):
     making a task costs more than handing it the next request.
 
     Its requests' first lines and headers come within `head_s`, and so does the rest of one that was answered
-    before it was whole. `head_bytes` bound those, trailers, and whatever else is part of no body; and
-    `behind_bytes` what is sent behind a request that is not answered yet.
+    before it was whole. `head_bytes` bound those, trailers, and whatever else is part of no body;
+    `behind_bytes` what is sent behind a request that is not answered yet, and `behind` how many requests. Who
+    takes nothing of what it is sent for `unread_s` has left, where nobody else finds out before.
     """
 
     head_s = 30.0
     head_bytes = 64 * 1024
     behind_bytes = 1024 * 1024
+    behind = 100
+    unread_s = 300.0
 
     _is_in_head = _is_in_message = _has_gone_on = False
     _taken_bytes = _sent_behind_bytes = 0
-    _rests_since_s = inf
+    _rests_since_s = _unread_bytes = inf
+    _unread_since_s = 0.0
+    _look_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     _is_for_all = False
+    _once_more = b""
     _due: Exchange | None = None
     _next: Exchange | None = None
     _task: asyncio.Task[None] | None = None
@@ -166,18 +188,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
+        self._look_after(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         super().connection_lost(exc)
         self._leave()
         self._wake()
+        self.cycle = self._answering = None  # type: ignore[assignment]  # or they would keep each other alive
 
     def data_received(self, data: bytes) -> None:
         self._has_gone_on = False
-        super().data_received(data)
+        self._read(data)
         if self.transport.is_closing():
             return
         if self._due is not None:
@@ -197,14 +221,32 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()  # or nobody would notice that the client leaves
         if self._is_in_message and not self._is_answering:
             self._wait()
-        else:
+        elif self._answering is not None:  # or there are but empty lines, which may come before a request
             self._stop_waiting()
+
+    def _read(self, data: bytes) -> None:
+        """As uvicorn's `data_received`, but for requests to go on in another protocol. The parser leaves what
+        follows to that: so they are read once more as if they had not asked."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as asked:
+                data = self._once_more + data[asked.args[0] :]
+                self._once_more = b""
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+                data = b""
 
     def on_message_begin(self) -> None:
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._is_in_head = self._is_in_message = True
         self._is_for_all = False
         self._taken_bytes = 0
+        self._rests_since_s = inf
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:  # a trailer is nobody's business
@@ -219,18 +261,29 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head, self._has_gone_on = False, True
         parser = self.parser
-        if (
+        if parser.should_upgrade():
+            self._once_more = self._head_without_upgrade()
+        elif (
             parser.get_method() == b"POST"
             and _PLAIN_PATH.fullmatch(self.url)
             and parser.get_http_version() == "1.1"
-            and not parser.should_upgrade()
             and self.limit_concurrency is None
             and (self.cycle is None or self.cycle.response_complete)
         ):
             self._begin_exchange()
+        elif len(self.pipeline) >= self.behind:
+            raise _Unfit
         else:
             self._make_scope()
             super().on_headers_complete()
+
+    def _head_without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise _Unfit
+        first = b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())
+        lines = [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([first, *lines, b"", b""])
 
     def _make_scope(self) -> None:
         """As uvicorn does as a message begins. Most need none."""
@@ -249,7 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
             scope = self.scope
             scope["method"], scope["query_string"] = "POST", b""
             scope["path"], scope["raw_path"] = path, path.encode()
-        exchange = self.cycle = self._due = Exchange(
+        exchange = self.cycle = self._due = self._answering = Exchange(
             scope,
             self.transport,
             self.flow,
@@ -276,9 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._event
 
     def _answer(self, exchange: Exchange) -> None:
-        if not exchange.more_body:
-            exchange.whole_body = bytes(exchange.body)
-        self._answering = self._next = exchange
+        self._next = exchange
         if self._task is None:
             self._task = self.loop.create_task(self._answer_all())
         else:
@@ -330,43 +381,60 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._once_more:
+            return
         self._is_in_message = False
         super().on_message_complete()
+        if not self._is_answering:
+            self._rests_since_s = self.loop.time()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, without a timer for each rest."""
-        self._sent_behind_bytes = 0
+        """As uvicorn's, without a timer for each rest, and without what came of a body that nobody wanted."""
         self.server_state.total_requests += 1
+        if self._answering is not None:
+            self._answering.body.clear()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self._is_in_message:
+            self._wait()
         else:
             self._rests_since_s = self.loop.time()
-            if self.timeout_keep_alive_task is None:
-                self._look_after(self.timeout_keep_alive)
-        if self._is_in_message and not self._is_answering:
-            self._wait()
-
-    def _unset_keepalive_if_required(self) -> None:
-        """Something has come. The timer finds out when it goes off, as that is once in many requests."""
-        self._rests_since_s = inf
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.is_closing():
-            return
-        rest_s = self.loop.time() - self._rests_since_s
-        if rest_s >= self.timeout_keep_alive:
-            super().timeout_keep_alive_handler()
-        else:
-            self._look_after(self.timeout_keep_alive - max(rest_s, 0))
+        if not self.pipeline:
+            self._sent_behind_bytes = 0
 
     def _look_after(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+        self._look_timer = self.loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Whether it has rested for too long, or its client has taken nothing: once in many requests. What
+        takes a while is looked at again."""
+        now_s, transport = self.loop.time(), self.transport
+        is_full = transport.is_closing() or self.flow.write_paused  # and nothing comes on top
+        unread_bytes = transport.get_write_buffer_size() if is_full else 0
+        if not unread_bytes or unread_bytes < self._unread_bytes:
+            self._unread_bytes, self._unread_since_s = unread_bytes or inf, now_s
+        elif now_s - self._unread_since_s >= self.unread_s:
+            transport.abort()
+            return
+        rest_s = max(now_s - self._rests_since_s, 0)
+        if rest_s >= self.timeout_keep_alive:
+            transport.close()
+            rest_s = 0
+        self._look_after(min(self.timeout_keep_alive - rest_s, self.unread_s))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_bytes = inf
 
     def send_400_response(self, msg: str) -> None:
-        if not self._is_answering:  # in the middle of an answer it would be taken for a part of it
+        """To the request that is a bad one. In the middle of another's answer, and before that, it would be
+        taken for it."""
+        answering = self._answering
+        is_its_own = self._is_in_message and not self._is_in_head and self.cycle is answering
+        if not self._is_answering or (is_its_own and not self.cycle.response_started):
             super().send_400_response(msg)
         self._cut()
 
@@ -385,6 +453,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _leave(self) -> None:
         """Nobody is there for an answer. uvicorn tells the last request that came, which may only wait."""
         self.pipeline.clear()
+        self._due = None
         if (answering := self._answering) is None or answering.response_complete:
             return
         if isinstance(answering, Exchange):

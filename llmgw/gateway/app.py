@@ -168,6 +168,8 @@ class GatewayApp:
                 raise
         except ClientStalled:  # the server ends its connection, as the answer is not complete
             passage.status, passage.code = CLIENT_LEFT, "client_stalled"
+            if exchange is not None:
+                exchange.abandon()
             log.warning(
                 "A client has read nothing for %.0f s, and its request was ended.", self._patience.stall_s
             )
@@ -254,8 +256,8 @@ class GatewayApp:
         watch = _watch_of(exchange, self._patience.shortest_s)
         try:
             with self._bodies.room() as room:
-                if exchange is not None and exchange.whole_body is not None:
-                    body = self._bodies.take(exchange.whole_body, room)
+                if exchange is not None and (whole := exchange.take_body()) is not None:
+                    body = self._bodies.take(whole, room)
                 else:
                     body = await self._bodies.read(
                         headers.get(b"content-length"), client.receive, room, watch

@@ -141,6 +141,8 @@ class Client:
 
     async def begin_stream(self, first: bytes) -> None:
         """Where no comment did. What comes first goes out with the head."""
+        if self._commenting is not None:
+            await self._settle(goes_on=True)
         if not self.has_begun:
             if self.exchange is not None and self.exchange.begin(200, self._lines(200, _STREAM_LINES), first):
                 self._spoke_at_s = self._loop.time()
