@@ -55,6 +55,8 @@ _CAPABILITIES = {name: frozenset({name} if name else ()) for name in ("", "embed
 _LOOKED_AT = bounds.BOUNDED | bounds.REFUSED_FIELDS.keys() | {"system"}
 """A body without any of these fields has nothing to be seen, but for what its messages may hold."""
 _NO_PARTS: Sequence[bytes] = ()
+_NOTHING_ELSE = Peek()[2:]
+"""What is seen of most bodies beside the model and whether it is a stream."""
 _TOO_SHORT_TO_BE_DEEP = 2 * bounds.DEPTH_LIMIT
 """In bytes: each level is opened and closed."""
 
@@ -92,7 +94,7 @@ def look_at(fields: Fields) -> Peek:
     messages = fields.get("messages")
     parts = _NO_PARTS if messages is None else _parts_of(messages)
     if is_plain and not parts:
-        return Peek(model, stream)
+        return tuple.__new__(Peek, (model, stream, *_NOTHING_ELSE))
     found = _Found()
     for name in ("input", "system"):
         if (value := fields.get(name)) is not None and (part := bytes(value))[:1] != b'"':
