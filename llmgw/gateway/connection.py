@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import cast
 
 import httptools
+import msgspec
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which vllm and llama.cpp close an idle connection, so that none is used as it
@@ -57,31 +58,18 @@ class _Unfit(Exception):
     """Makes httptools stop reading."""
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """What an engine answers, as it comes. One task reads it."""
 
-    __slots__ = (
-        "_connection",
-        "content_type",
-        "fault",
-        "is_whole",
-        "pieces",
-        "size",
-        "status",
-        "taker",
-        "waiter",
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.status = 0
-        self.content_type = ""
-        self.pieces: list[bytes] = []
-        self.size = 0
-        self.is_whole = False
-        self.fault = ""
-        self.waiter: asyncio.Future[None] | None = None
-        self.taker: Callable[[bytes], bool] | None = None
+    connection: Connection
+    status: int = 0
+    content_type: str = ""
+    pieces: list[bytes] = []  # each its own, as msgspec has it
+    size: int = 0
+    is_whole: bool = False
+    fault: str = ""
+    waiter: asyncio.Future[None] | None = None
+    taker: Callable[[bytes], bool] | None = None
 
     @property
     def has_news(self) -> bool:
@@ -94,7 +82,7 @@ class Reply:
     def change(self) -> asyncio.Future[None]:
         """To be awaited, once, where there is no news. What the taker takes until then, if there is one, is
         no news; it is not asked about the end."""
-        self.waiter = waiter = self._connection.loop.create_future()
+        self.waiter = waiter = self.connection.loop.create_future()
         return waiter
 
     def wake(self) -> None:
@@ -113,14 +101,14 @@ class Reply:
             return b""
         self.pieces, self.size = [], 0
         if not self.is_whole:  # or it serves another request by now
-            self._connection.go_on()
+            self.connection.go_on()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
         """At any time and more than once. Ends the connection, unless the answer is whole: it was given back
         then."""
         if not self.is_whole:
-            self._connection.abort()
+            self.connection.abort()
 
 
 class Connection(asyncio.Protocol):

@@ -116,48 +116,51 @@ def _unreadable(model: str, cause: str) -> Elsewhere:
     return Elsewhere(cause, answers.unreadable(model))
 
 
-class Delivery:
+class Delivery(msgspec.Struct):
     """Of one answer to one client. `deliver` gives what the whole of it says of the replica, or raises
     Elsewhere or Refused while nothing of the answer has been passed on."""
 
-    def __init__(
-        self, call: Call, target: Target, client: Client, *, first_byte_s: float, idle_s: float
-    ) -> None:
-        self._call, self._target, self._client = call, target, client
-        self._first_byte_s, self._idle_s = first_byte_s, idle_s
-        self._model = call.model.name
+    call: Call
+    target: Target
+    client: Client
+    first_byte_s: float
+    idle_s: float
+
+    @property
+    def model(self) -> str:
+        return self.call.model.name
 
     def deliver(self, answer: Answer) -> Awaitable[Outcome]:
         if answer.status != 200:
             return self._refuse_as_engine_did(answer)
         if answer.content_type != CONTENT_TYPE:
             return self._pass_on(answer)
-        if self._call.is_gathered_from(self._target):
+        if self.call.is_gathered_from(self.target):
             return self._gather(answer)
-        if self._call.wants_stream:
+        if self.call.wants_stream:
             return self._pass_stream_on(answer)
-        raise _unreadable(self._model, "answered in another way than it was asked to")
+        raise _unreadable(self.model, "answered in another way than it was asked to")
 
     # --- plain ----------------------------------------------------------------------------------------------
 
     async def _pass_on(self, answer: Answer) -> Outcome:
         try:
             # Nearly always it has come together with its head.
-            body = answer.take() if answer.is_whole else await answer.read(ANSWER_LIMIT_BYTES, self._idle_s)
+            body = answer.take() if answer.is_whole else await answer.read(ANSWER_LIMIT_BYTES, self.idle_s)
         except EngineAway as error:
-            raise away(self._model, error) from error
+            raise away(self.model, error) from error
         if body is None or len(body) > ANSWER_LIMIT_BYTES:
-            raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
-        self._call.passage.first_byte_at_s = monotonic()
-        needed = _CONTENT.get(self._call.needs.endpoint.kind)
+            raise answers.too_large(self.model, ANSWER_LIMIT_BYTES)
+        self.call.passage.first_byte_at_s = monotonic()
+        needed = _CONTENT.get(self.call.needs.endpoint.kind)
         tokens = self._tokens_of_usual(body, needed) if needed else None
         if tokens is None:
             tokens = self._tokens_of_any(body, needed)
-        if not self._client.is_silent:  # a comment was due meanwhile
-            raise _unreadable(self._model, "answered in another way than it was asked to")
+        if not self.client.is_silent:  # a comment was due meanwhile
+            raise _unreadable(self.model, "answered in another way than it was asked to")
         self._count(tokens)
-        echo = self._call.echo_for(self._target)
-        await self._client.answer(body if echo is None else echo(body))
+        echo = self.call.echo_for(self.target)
+        await self.client.answer(body if echo is None else echo(body))
         return Outcome.FINE
 
     def _tokens_of_usual(self, body: bytes, needed: str) -> Tokens | None:
@@ -168,7 +171,7 @@ class Delivery:
             return None
         if (seen.choices if needed == "choices" else seen.data) in _EMPTY:
             return None
-        if seen.model != self._target.served_name:
+        if seen.model != self.target.served_name:
             self._check_name(seen.model)
         details = seen.usage.prompt_tokens_details
         cached = None if details is None else details.cached_tokens
@@ -180,22 +183,22 @@ class Delivery:
             usage = msgspec.json.decode(fields.get("usage", b"null"))
             named = msgspec.json.decode(fields.get("model", b"null"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _unreadable(self._model, "answered with what is no JSON object") from None
+            raise _unreadable(self.model, "answered with what is no JSON object") from None
         self._check_name(named)
         if fields.get("error", _NULL) != _NULL:
             self._raise_error(body, 500)
         if not fields or (needed is not None and fields.get(needed, _NOTHING) in _EMPTY):
-            raise _unreadable(self._model, "answered with nothing")
+            raise _unreadable(self.model, "answered with nothing")
         return answers.tokens_of({"usage": usage})
 
     async def _gather(self, answer: Answer) -> Outcome:
-        endpoint = self._call.endpoint
+        endpoint = self.call.endpoint
         stream, assembly, size = EventStream(dialect_of(endpoint)), assembly_of(endpoint), 0
         try:
             while piece := await answer.piece(self._patience_with(stream)):
                 size += len(piece)
                 if size > ANSWER_LIMIT_BYTES:
-                    raise answers.too_large(self._model, ANSWER_LIMIT_BYTES)
+                    raise answers.too_large(self.model, ANSWER_LIMIT_BYTES)
                 if events := stream.feed(piece):
                     assembly.feed(events)
                 if stream.error is not None:
@@ -203,24 +206,24 @@ class Delivery:
             assembly.feed(stream.finish())
             whole = assembly.whole()
         except EngineAway as error:
-            raise away(self._model, error) from error
+            raise away(self.model, error) from error
         except (NotAStream, NotAnswered) as error:
-            raise _unreadable(self._model, str(error)) from error
+            raise _unreadable(self.model, str(error)) from error
         if not stream.is_done:
-            raise Elsewhere("ended its answer unfinished", answers.unreachable(self._model, "broke off"))
+            raise Elsewhere("ended its answer unfinished", answers.unreachable(self.model, "broke off"))
         self._has_begun()  # for its client only now
         self._check_name(whole.get("model"))
         self._count(answers.tokens_of(whole))
-        whole["model"] = self._call.name
-        await self._client.answer(msgspec.json.encode(whole))
+        whole["model"] = self.call.name
+        await self.client.answer(msgspec.json.encode(whole))
         return Outcome.FINE
 
     # --- streams --------------------------------------------------------------------------------------------
 
     async def _pass_stream_on(self, answer: Answer) -> Outcome:
-        client, dialect = self._client, dialect_of(self._call.endpoint)
-        stream = EventStream(dialect, hides_usage=self._call.hides_usage_of(self._target))
-        echo = self._call.echo_for(self._target)
+        client, dialect = self.client, dialect_of(self.call.endpoint)
+        stream = EventStream(dialect, hides_usage=self.call.hides_usage_of(self.target))
+        echo = self.call.echo_for(self.target)
         kept, last, is_passed_on, cause = b"", b"", False, "closed the connection"
 
         def pass_at_once(piece: bytes) -> bool:
@@ -256,7 +259,7 @@ class Delivery:
                     break
         except EngineAway as error:
             if not is_passed_on:
-                raise away(self._model, error) from error
+                raise away(self.model, error) from error
             cause = str(error)
         except NotAStream:
             cause = "sent something that is not a stream of events"
@@ -264,39 +267,39 @@ class Delivery:
         if not is_passed_on:
             if stream.error is not None:
                 self._raise_error_event(stream.error)
-            raise Elsewhere(cause, answers.unreachable(self._model, cause))
+            raise Elsewhere(cause, answers.unreachable(self.model, cause))
         rest = stream.finish()
         if stream.error is not None:
             error_body = payload(stream.error)
             return await self._break_off(
                 answers.engine_error(
-                    answers.status_in(error_body), msgspec.json.encode(error_body), self._model
+                    answers.status_in(error_body), msgspec.json.encode(error_body), self.model
                 ),
                 "broke off with an error of its own",
                 is_its_fault=not answers.is_clients_fault(500, msgspec.json.encode(error_body)),
             )
         if not stream.is_done:
-            return await self._break_off(answers.cut_short(self._model, cause), cause)
+            return await self._break_off(answers.cut_short(self.model, cause), cause)
         await client.write(last + rest, is_last=True)
         return Outcome.FINE
 
     def _patience_with(self, stream: EventStream) -> float:
         if stream.is_done:
             return LINGER_S
-        return self._idle_s if stream.has_content else self._first_byte_s
+        return self.idle_s if stream.has_content else self.first_byte_s
 
     async def _break_off(self, refused: Refused, cause: str, *, is_its_fault: bool = True) -> Outcome:
-        log.warning("Replica %s of %s %s in the middle of a stream", self._target.replica, self._model, cause)
-        await self._client.refuse(refused)
+        log.warning("Replica %s of %s %s in the middle of a stream", self.target.replica, self.model, cause)
+        await self.client.refuse(refused)
         return Outcome.FAILED if is_its_fault else Outcome.NEUTRAL
 
     # --- what is no answer ----------------------------------------------------------------------------------
 
     async def _refuse_as_engine_did(self, answer: Answer) -> NoReturn:
         try:
-            body = await answer.read(ERROR_LIMIT_BYTES, self._idle_s) or b""
+            body = await answer.read(ERROR_LIMIT_BYTES, self.idle_s) or b""
         except EngineAway as error:
-            raise away(self._model, error) from error
+            raise away(self.model, error) from error
         self._raise_error(body, answer.status)
 
     def _raise_error_event(self, event: bytes) -> NoReturn:
@@ -305,17 +308,17 @@ class Delivery:
 
     def _raise_error(self, body: bytes, status: int) -> NoReturn:
         if answers.lacks_path(status, body):
-            raise answers.path_not_served(self._model, self._call.endpoint.path)
+            raise answers.path_not_served(self.model, self.call.endpoint.path)
         if answers.is_leaving(status, body):
-            raise Elsewhere.misrouted(self._model, "takes nothing new, because it ends")
+            raise Elsewhere.misrouted(self.model, "takes nothing new, because it ends")
         if answers.is_another_model(status, body):
             cause = f"does not know its key or its model (status {status})"
-            raise Elsewhere.misrouted(self._model, cause)
-        refused = answers.engine_error(status, body, self._model)
+            raise Elsewhere.misrouted(self.model, cause)
+        refused = answers.engine_error(status, body, self.model)
         if status < 500 and refused.status == status:
             raise refused
         if refused.status != status:
-            _log_text(self._target, body)
+            _log_text(self.target, body)
         outcome = Outcome.FAILED
         if status in (429, 503) or answers.is_clients_fault(status, body):
             outcome = Outcome.NEUTRAL
@@ -328,15 +331,15 @@ class Delivery:
 
     def _check_name(self, named: Any) -> None:
         """An engine that answers as another model is not the one that the table means."""
-        if isinstance(named, str) and named != self._target.served_name:
-            raise Elsewhere.misrouted(self._model, "answered as another model")
+        if isinstance(named, str) and named != self.target.served_name:
+            raise Elsewhere.misrouted(self.model, "answered as another model")
 
     def _has_begun(self) -> None:
-        if self._call.passage.first_byte_at_s is None:
-            self._call.passage.first_byte_at_s = monotonic()
+        if self.call.passage.first_byte_at_s is None:
+            self.call.passage.first_byte_at_s = monotonic()
 
     def _count(self, tokens: Tokens) -> None:
-        passage = self._call.passage
+        passage = self.call.passage
         passage.prompt_tokens = tokens.prompt or 0
         passage.cached_tokens = tokens.cached or 0
         passage.completion_tokens = tokens.completion or 0

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
+
+import msgspec
 
 from llmgw.gateway import answers, needs, surface
 from llmgw.gateway.admission import ModelEntry, Refused
@@ -40,8 +41,7 @@ TRYING_S = 30.0
 """No other try is begun after so long, waiting for replicas left out."""
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(msgspec.Struct):
     """Of one request."""
 
     begun_s: float

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from llmgw.gateway.connection import LARGE_BYTES, Broken, Connection, Reply, Stale
+from llmgw.gateway.connection import LARGE_BYTES, Broken, Reply, Stale
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.pool import Absent, Pool
 from llmgw.gateway.routing import Target
@@ -36,16 +36,15 @@ class EngineAway(Exception):
         self.is_absent, self.was_dropped = is_absent, was_dropped
 
 
-class Answer(Reply):
+class Answer(Reply, kw_only=True, eq=False):
     """What an engine answers a client's request. Its body is read once; `close` may come at any time and more
     than once."""
 
-    __slots__ = ("_patience_s", "_since_s", "_take", "_watch")
-
-    def __init__(self, connection: Connection, watch: Watch) -> None:
-        super().__init__(connection)
-        self._watch = watch
-        self._since_s: float | None = None
+    watch: Watch
+    patience_s: float = 0.0
+    since_s: float | None = None
+    """Since when it says comments alone."""
+    take_at_once: Callable[[bytes], bool] | None = None
 
     async def piece(self, patience_s: float, take: Callable[[bytes], bool] | None = None) -> bytes:
         """What has come, nothing after the end. A body that ends too early raises, and so does one that says
@@ -57,28 +56,28 @@ class Answer(Reply):
         try:
             if not self.has_news:
                 left_s = patience_s
-                if self._since_s is not None:
-                    left_s = max(self._since_s + patience_s - self._connection.loop.time(), 0)
+                if self.since_s is not None:
+                    left_s = max(self.since_s + patience_s - self.connection.loop.time(), 0)
                 if take is not None:
-                    self._take, self._patience_s, self.taker = take, patience_s, self._pass_on
+                    self.take_at_once, self.patience_s, self.taker = take, patience_s, self._pass_on
                 try:
-                    await self._watch.within(left_s, self.change())
+                    await self.watch.within(left_s, self.change())
                 finally:
                     self.taker = None
             piece = self.take()
         except (Broken, TimeoutError) as error:
             raise _away(error) from error
         if not piece.startswith(b":") or b"\ndata:" in piece:
-            self._since_s = None
-        elif self._since_s is None:
-            self._since_s = self._connection.loop.time()
+            self.since_s = None
+        elif self.since_s is None:
+            self.since_s = self.connection.loop.time()
         return piece
 
     def _pass_on(self, piece: bytes) -> bool:
-        if not self._take(piece):
+        if self.take_at_once is None or not self.take_at_once(piece):
             return False
-        self._since_s = None
-        self._watch.renew(self._patience_s)
+        self.since_s = None
+        self.watch.renew(self.patience_s)
         return True
 
     async def read(self, limit_bytes: int, patience_s: float) -> bytes | None:
@@ -97,7 +96,7 @@ class Upstream:
     """The pools of all replicas. Lives on one event loop, from `start` to `stop`."""
 
     def __init__(self, *, connections: int = CONNECTIONS) -> None:
-        self._connections = connections
+        self.connections = connections
         self._pools: dict[str, Pool] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -131,7 +130,7 @@ class Upstream:
         try:
             pool = self._pools.get(target.origin)
             if pool is not None and (kept := pool.take()) is not None:
-                answer = Answer(kept, watch)
+                answer = Answer(kept, watch=watch)
                 try:
                     if len(body) < LARGE_BYTES:  # nearly always, and so without a coroutine for each step
                         kept.begin(answer, head + body)
@@ -177,7 +176,7 @@ class Upstream:
         self, origin: str, head: bytes, body: bytes, watch: Watch, connect_s: float
     ) -> Answer:
         connection = await self._pool(origin).another(connect_s)
-        answer = Answer(connection, watch)
+        answer = Answer(connection, watch=watch)
         await connection.ask(head, body, answer)
         return answer
 
@@ -185,7 +184,7 @@ class Upstream:
         pool = self._pools.get(origin)
         if pool is None:
             assert self._loop is not None, "start comes first"
-            pool = self._pools[origin] = Pool(origin, self._loop, limit=self._connections)
+            pool = self._pools[origin] = Pool(origin, self._loop, limit=self.connections)
         return pool
 
     def _look_after(self) -> None:
