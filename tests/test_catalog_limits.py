@@ -77,6 +77,7 @@ def test_no_limit_is_beyond_every_limit(own: Limits, bound: Limits, beyond: tupl
 # --- the doors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 @pytest.mark.parametrize("door", ADDING)
 def test_every_door_adds_a_model_with_limits(client: Client, door: str) -> None:
@@ -85,6 +86,7 @@ def test_every_door_adds_a_model_with_limits(client: Client, door: str) -> None:
     assert Model.objects.get(name="m").spec == ModelSpec.load(bounded())
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 @pytest.mark.parametrize("door", EDITING)
 def test_every_door_changes_limits_and_the_history_names_them(client: Client, door: str) -> None:
@@ -98,6 +100,7 @@ def test_every_door_changes_limits_and_the_history_names_them(client: Client, do
     assert "requests_per_minute=60" in page(client, f"/admin/catalog/model/{row.pk}/history/")
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 @pytest.mark.parametrize("door", EDITING)
 def test_every_door_takes_limits_back(client: Client, door: str) -> None:
@@ -115,6 +118,7 @@ def test_every_door_takes_limits_back(client: Client, door: str) -> None:
     assert Model.objects.get().spec == ModelSpec.load(form)
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 @pytest.mark.parametrize("door", [*ADDING, *EDITING])
 def test_every_door_warns_of_what_contradicts(client: Client, door: str) -> None:
@@ -125,6 +129,7 @@ def test_every_door_warns_of_what_contradicts(client: Client, door: str) -> None
     assert any("tokens_per_minute 9000 is below the max_output 9001" in each for each in said.warnings)
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 def test_whatever_shows_a_model_shows_its_limits(client: Client) -> None:
     client.force_login(alice())
@@ -183,6 +188,7 @@ def test_what_the_law_knows_the_database_takes(chosen: str) -> None:
     assert a_model(max_output=1, limits={"over_max_output": chosen}).over_max_output == chosen
 
 
+@pytest.mark.one_database
 @pytest.mark.django_db
 def test_the_page_and_the_options_tell_what_an_empty_time_out_is(client: Client) -> None:
     client.force_login(alice())

@@ -37,6 +37,7 @@ def api() -> Api:
 OPEN = ["models", "models/tiny", "keys", "replicas", "nodes", "events", "schema", "nowhere"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("path", OPEN)
 def test_nothing_is_open_without_a_credential(client: Client, path: str) -> None:
     answer = client.get(f"/api/{path}")
@@ -207,6 +208,7 @@ def test_a_model_that_another_falls_back_to_is_a_conflict(api: Api) -> None:
     assert 'model "tiny" falls back to it' in says
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("body", "field", "says"),
     [
@@ -246,6 +248,7 @@ def test_every_fault_is_told_with_its_profile(api: Api) -> None:
 # --- what a request may be ------------------------------------------------------------------------
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -272,6 +275,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("said", COSTLY.values(), ids=COSTLY)
 def test_who_makes_a_thousand_mistakes_is_told_of_a_hundred(api: Api, said: Any) -> None:
     body = {"name": "m", "source": "sim/m"} | (said if isinstance(said, dict) else {"profiles": said})
@@ -441,6 +445,7 @@ def test_the_root_leads_to_the_admin_and_its_login(client: Client) -> None:
     assert "llmgw" in answer.content.decode()
 
 
+@pytest.mark.one_database
 def test_every_kind_of_refusal_has_one_form() -> None:
     context = {"view": None, "request": None}
     for problem, status in ((Throttled(wait=2.5), 429), (APIException(), 500), (PermissionDenied(), 403)):

@@ -97,6 +97,7 @@ def test_nodes_and_events_are_found(api: Api) -> None:
 # --- what is not known ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("path", "where", "says"),
     [
@@ -187,7 +188,9 @@ def test_a_cursor_belongs_to_its_list_and_its_order(api: Api) -> None:
 
 
 @pytest.mark.parametrize("order", ["added", "-added", "name", "-name", "changed", "-changed"])
-@pytest.mark.parametrize("limit", [1, 2, 5, 6])
+@pytest.mark.parametrize(
+    "limit", [2, *(pytest.param(each, marks=pytest.mark.one_database) for each in (1, 5, 6))]
+)
 def test_pages_follow_each_other_in_every_order(api: Api, order: str, limit: int) -> None:
     for name in ("b", "d", "a", "e", "c"):
         a_model(name)

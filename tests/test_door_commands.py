@@ -25,7 +25,7 @@ from catalog.parts import LIMIT_KEYS, TIMEOUT_KEYS
 from nodes.models import Node, Unplaced
 from tests.cast import PROFILE, a_model, a_node, a_replica, alice, edited
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 SIM = ("--source", "sim/tiny", "--engine", "sim", "--gpu-class", "sim")
 

@@ -27,7 +27,7 @@ from tests.rest_client import Api, sentence
 from tests.sim_thread import ABLE, serving
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 CLAIMS = {"capabilities": {"tools": True, "vision": True}, "context_length": 4096}
 

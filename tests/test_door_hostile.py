@@ -107,6 +107,7 @@ def test_a_reason_with_a_nul_is_kept_without_it(admin: Client) -> None:
     assert {event.why for event in Event.objects.exclude(kind="model")} == {"wy"}
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "words",
     [
@@ -140,6 +141,7 @@ def test_a_reason_that_is_no_text_is_kept_visibly() -> None:
     assert Node.objects.get().cordoned_why == Event.objects.get().why == "new \\udcff fans"
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("fields", "host"),
     [
@@ -220,6 +222,7 @@ def assert_harmless(html: str) -> None:
     assert not [character for character in html if character in UNSEEN]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("path", ADMIN_PAGES)
 def test_hostile_text_is_only_text(admin: Client, path: str) -> None:
     answer = admin.get(path.format(**a_hostile_world()))
@@ -230,6 +233,7 @@ def test_hostile_text_is_only_text(admin: Client, path: str) -> None:
         assert "&lt;img src=x" in html
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("action", ["check_sources", "pin", "turn_off", "remove"])
 def test_hostile_text_is_only_text_where_an_action_is_confirmed(admin: Client, action: str) -> None:
     world = a_hostile_world()
@@ -239,6 +243,7 @@ def test_hostile_text_is_only_text_where_an_action_is_confirmed(admin: Client, a
     assert_harmless(html)
 
 
+@pytest.mark.one_database
 def test_hostile_text_is_only_text_in_a_difference_and_beside_a_field(admin: Client) -> None:
     world = a_hostile_world()
     path = f"/admin/catalog/model/{world['model']}/change/"

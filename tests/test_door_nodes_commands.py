@@ -16,7 +16,7 @@ from nodes import lease
 from nodes.models import Cluster, Held, Lease, Node, Orphan, Replica, Roll
 from tests.cast import a_model, a_node, a_replica, edited
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
 
 @pytest.fixture(autouse=True)
