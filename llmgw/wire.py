@@ -23,6 +23,11 @@ _TOO_LARGE = (
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 52\r\nconnection: close\r\n\r\n"
     b"The request's headers are too large: send fewer ones"
 )
+_INVALID = (
+    b"HTTP/1.1 400 Bad Request\r\n"
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 30\r\nconnection: close\r\n\r\n"
+    b"Invalid HTTP request received."
+)
 
 _PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
 """Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
@@ -152,6 +157,21 @@ class Exchange(RequestResponseCycle):
         return Exchange._served_lines
 
 
+class _Line:
+    """What answers are written to: the transport, but for its end."""
+
+    __slots__ = ("_protocol", "abort", "write")
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self.write, self.abort, self._protocol = transport.write, transport.abort, protocol
+
+    def close(self) -> None:
+        self._protocol.end()
+
+    def is_closing(self) -> bool:
+        return self._protocol.is_ending
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
@@ -177,7 +197,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _look_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
-    _is_for_all = False
+    _is_for_all = _is_said = False
+    _line: Any = None
     _once_more = b""
     _due: Exchange | None = None
     _next: Exchange | None = None
@@ -187,6 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._line = _Line(transport, self)
         self._wait()
         self._look_after(self.timeout_keep_alive)
 
@@ -197,12 +219,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._leave()
         self._wake()
-        self.cycle = self._answering = None  # type: ignore[assignment]  # or they would keep each other alive
+        # Or they would keep each other alive:
+        self.cycle = self._answering = self._line = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        if self._is_said:
+            return
         self._has_gone_on = False
         self._read(data)
-        if self.transport.is_closing():
+        if self.is_ending:
             return
         if self._due is not None:
             due, self._due = self._due, None
@@ -211,8 +236,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._taken_bytes = self._taken_bytes + len(data) if is_due else 0
         if self._taken_bytes > self.head_bytes:
             if self._is_in_head and not self._is_answering:
-                self.transport.write(_TOO_LARGE)
-            self._cut()
+                self._refuse(_TOO_LARGE)
+            else:
+                self._cut()
         elif self.pipeline:
             self._sent_behind_bytes += len(data)
             if self._sent_behind_bytes > self.behind_bytes:
@@ -238,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             except httptools.HttpParserError:
                 self.logger.warning("Invalid HTTP request received.")
-                self.send_400_response("Invalid HTTP request received.")
+                self._refuse_invalid()
                 data = b""
 
     def on_message_begin(self) -> None:
@@ -276,6 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._make_scope()
             super().on_headers_complete()
+            self.cycle.transport = self._line
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
@@ -304,7 +331,7 @@ class BoundedProtocol(HttpToolsProtocol):
             scope["path"], scope["raw_path"] = path, path.encode()
         exchange = self.cycle = self._due = self._answering = Exchange(
             scope,
-            self.transport,
+            self._line,
             self.flow,
             self.logger,
             self.access_logger,
@@ -393,7 +420,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self._answering is not None:
             self._answering.body.clear()
-        if self.transport.is_closing():
+        if self.is_ending:
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -429,14 +456,35 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._unread_bytes = inf
 
-    def send_400_response(self, msg: str) -> None:
-        """To the request that is a bad one. In the middle of another's answer, and before that, it would be
-        taken for it."""
+    @property
+    def is_ending(self) -> bool:
+        return self._is_said or self.transport.is_closing()
+
+    def end(self) -> None:
+        """All is said. A connection that is closed with something unread in it is reset, and who is still
+        sending would lose what was said: so what comes is thrown away until the client has heard the end."""
+        if self._is_in_message and not self.is_ending and self.transport.can_write_eof():
+            self._is_said = True
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._wait()
+        else:
+            self.transport.close()
+
+    def _refuse_invalid(self) -> None:
+        """The request that is a bad one. Where another is being answered, it would be taken for that
+        answer, or a part of it."""
         answering = self._answering
         is_its_own = self._is_in_message and not self._is_in_head and self.cycle is answering
         if not self._is_answering or (is_its_own and not self.cycle.response_started):
-            super().send_400_response(msg)
-        self._cut()
+            self._refuse(_INVALID)
+        else:
+            self._cut()
+
+    def _refuse(self, answer: bytes) -> None:
+        self.transport.write(answer)
+        self.end()
+        self._leave()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle

@@ -37,7 +37,7 @@ class _Hasty(BoundedProtocol):
 
 class Echo:
     """Answers with what it was asked, the body as it came. Nobody is answered at /v1/never, nobody's body is
-    waited for at /v1/refused, and at /v1/large there is a lot to read."""
+    waited for at /.../refused, and at /v1/large there is a lot to read."""
 
     left = 0
 
@@ -55,7 +55,7 @@ class Echo:
         return self._answer("POST", exchange.path, exchange.headers, exchange.receive, exchange.send)
 
     async def _answer(self, method: str, path: str, headers: Headers, receive: Any, send: Any) -> None:
-        body, goes_on = b"", path != "/v1/refused"
+        body, goes_on = b"", not path.endswith("/refused")
         while goes_on:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -301,6 +301,39 @@ def test_a_comment_that_is_due_with_the_last_word_comes_before_it() -> None:
     assert told.count(b"HTTP/1.1 200") == 1
     assert 0 < told.index(b": waiting") < told.index(b"data: [DONE]")
     assert told.endswith(b"0\r\n\r\n")
+
+
+VAIN = _post("/v1/refused", b"", b"Connection: close").replace(b"Length: 0", b"Length: 12000000")
+
+
+@pytest.mark.parametrize(
+    ("vain", "status"),
+    [
+        pytest.param(VAIN, 200, id="a body that nobody wants"),
+        pytest.param(VAIN.replace(b"/v1/", b"/api/"), 200, id="elsewhere"),
+        pytest.param(VAIN.replace(b"HTTP/1.1", b"HTTP/1.0"), 200, id="by HTTP/1.0"),
+        pytest.param(_post("/v1/echo", b"zz", b"Transfer-Encoding: chunked"), 400, id="no chunk"),
+        pytest.param(b"GET /" + b"a" * 100_000, 431, id="a line without end"),
+        pytest.param(b"\0", 400, id="no request"),
+    ],
+)
+def test_who_is_still_sending_hears_why_that_is_in_vain(server: Server, vain: bytes, status: int) -> None:
+    """Though nothing of it is read, and the connection is closed: not before the client has heard that."""
+    with server.connection() as connection:
+        connection.sendall(vain + b"x" * 12_000_000)
+        answers = Answers(connection)
+        assert [told for told, _, _ in answers.read(2)] == [status]
+        assert answers.is_ended
+    server.wait_until_left()
+
+
+def test_who_goes_on_sending_in_vain_is_cut_off(server: Server) -> None:
+    with server.connection() as connection:
+        connection.sendall(VAIN)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while server.state.connections:
+                connection.sendall(b"x" * 10_000)
+    server.wait_until_left()
 
 
 # --- another protocol ---------------------------------------------------------------------------------------
