@@ -10,6 +10,7 @@ import difflib
 import hmac
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from catalog.keys import KeyText
 from catalog.parts import Limits
@@ -68,8 +69,7 @@ class Refused(Exception):
 # --- what was set -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """How long a model's requests wait: for a replica to be there, for its engine to take the connection, for
     the first byte of an answer, and for each further one. None is what the gateway is set to."""
 
@@ -77,6 +77,9 @@ class Timeouts:
     connect_s: float | None = None
     first_byte_s: float | None = None
     idle_s: float | None = None
+
+
+NO_TIMEOUTS = Timeouts()
 
 
 UNLIMITED = Limits()
@@ -279,7 +282,7 @@ class ModelEntry:
     routing_profile: str = ""
     fallbacks: tuple[str, ...] = ()
     limits: Limits = UNLIMITED
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = NO_TIMEOUTS
     over_max_output: str = ""
     engines: tuple[str, ...] = ()
 

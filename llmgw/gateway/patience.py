@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import TypeVar
 
-from llmgw.gateway.admission import Timeouts
+from llmgw.gateway.admission import NO_TIMEOUTS, Timeouts
 
 LATE_S = 0.02
 """A timer that goes off so much too late tells more of this process than of who is waited for."""
@@ -42,10 +42,7 @@ class Patience:
         return min(self.first_byte_s, self.idle_s, self.stall_s)
 
     def of(self, own: Timeouts) -> Patience:
-        return self if own == _NONE_OF_ITS_OWN else _patience(self, own)
-
-
-_NONE_OF_ITS_OWN = Timeouts()
+        return self if own == NO_TIMEOUTS else _patience(self, own)
 
 
 @lru_cache(maxsize=1024)
