@@ -45,6 +45,7 @@ def nodes() -> QuerySet[Node]:
     """All nodes, with what runs there and who holds their GPUs. Four queries."""
     holds = Exists(Claim.objects.filter(rank=OuterRef("pk")))
     ranks = Rank.objects.filter(~Q(replica__state__in=Replica.OVER) | holds).select_related("replica")
+    ranks = ranks.defer("command", "attempts")  # long, and of no interest to a node
     return with_age(Node.objects.all(), "seen_at").prefetch_related(
         Prefetch("ranks", ranks), "claims", "orphans"
     )
