@@ -207,7 +207,7 @@ def keep_key(job: Job, key: Key) -> None:
 
 
 def end_key(job: Job, *, why: str) -> None:
-    key_id = Job.objects.values_list("key", flat=True).get(pk=job.pk)
+    key_id = Job.objects.filter(pk=job.pk).values_list("key", flat=True).first()
     if key_id is not None:
         revoke_key(key_id, by=job.by, door=job.kind, why=why)
 
