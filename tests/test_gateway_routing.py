@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from llmgw.gateway import prefixes
 from llmgw.gateway.admission import ModelEntry
-from llmgw.gateway.prefixes import Prefixes, chain
+from llmgw.gateway.prefixes import Beginnings, Prefixes, chain
 from llmgw.gateway.routing import BUSY_FACTOR, BUSY_SLACK, Choice, Chooser, Prompt, Target
 
 
@@ -132,12 +132,13 @@ def test_what_is_remembered_has_a_bound_and_the_least_recently_sent_goes_first()
     assert known.depth_of(range(1_000, 1_200)) == 0
 
 
-def test_a_beginning_is_new_until_it_was_asked_for_and_again_when_it_is_given_up() -> None:
-    known = Prefixes(2)
-    assert [known.is_new(link) for link in (1, 1, 2, 1, 3, 1, 4, 2)] == [
-        True, False, True, False, True, False, True, True,
-    ]  # fmt: skip
-    assert len(known) <= 4
+def test_of_beginnings_the_least_recently_asked_for_are_given_up() -> None:
+    begun = Beginnings[str](2)
+    for link in (1, 2, 3):
+        begun.keep(link, ("a",))
+    assert begun.homes_of(1) == ("a",)
+    begun.keep(4, ("b",))
+    assert [begun.homes_of(link) for link in (1, 2, 3, 4)] == [("a",), (), ("a",), ("b",)]
 
 
 def test_a_replica_is_remembered_in_no_more_memory_than_is_said() -> None:

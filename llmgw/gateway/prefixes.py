@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 from zlib import crc32
+
+Home = TypeVar("Home")
 
 BLOCK_BYTES = 64
 BLOCKS_LIMIT = 256
@@ -62,17 +64,41 @@ def _cutter(count: int) -> Struct:
     return Struct(f"{BLOCK_BYTES}s" * count)
 
 
-class Prefixes:
-    """Beginnings that one replica was sent, the least recently sent given up first.
-
-    In two generations of so many links: what is sent goes into the young one, and when that is full the old
-    one is given up. A chain is in one of them from its beginning on, which finding by halves relies on.
-    """
+class Beginnings(Generic[Home]):
+    """Who was sent a prompt that begins with a link, the least recently asked for given up first: in two
+    generations of so many links, as `Prefixes` has them."""
 
     __slots__ = ("generation", "old", "young")
 
-    def __init__(self, generation: int = GENERATION_LINKS) -> None:
+    def __init__(self, generation: int) -> None:
         self.generation = generation
+        self.young: dict[int, tuple[Home, ...]] = {}
+        self.old: dict[int, tuple[Home, ...]] = {}
+
+    def homes_of(self, link: int) -> tuple[Home, ...]:
+        homes = self.young.get(link)
+        if homes is None:
+            homes = self.old.get(link, ())
+            if homes:
+                self.keep(link, homes)
+        return homes
+
+    def keep(self, link: int, homes: tuple[Home, ...]) -> None:
+        if len(self.young) >= self.generation:
+            self.young, self.old = {}, self.young
+        self.young[link] = homes
+
+
+class Prefixes:
+    """Beginnings that one replica was sent, the least recently sent given up first.
+
+    In two generations: what is sent goes into the young one, and when that is full the old one is given up.
+    A chain is in one of them from its beginning on, which is what finding by halves relies on.
+    """
+
+    __slots__ = ("old", "young")
+
+    def __init__(self) -> None:
         self.young: set[int] = set()
         self.old: set[int] = set()
 
@@ -80,17 +106,9 @@ class Prefixes:
         return len(self.young | self.old)
 
     def add(self, links: Sequence[int]) -> None:
-        if len(self.young) + len(links) > self.generation:
+        if len(self.young) + len(links) > GENERATION_LINKS:
             self.young, self.old = set(), self.young
         self.young.update(links)
-
-    def is_new(self, link: int) -> bool:
-        """Whether it is not held; from now on it is."""
-        if link in self.young:
-            return False
-        is_new = link not in self.old
-        self.add((link,))
-        return is_new
 
     def depth_of(self, links: Sequence[int]) -> int:
         """How many of the first links are held; there is one at least."""

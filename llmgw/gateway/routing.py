@@ -18,7 +18,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from llmgw.gateway.admission import ModelEntry
-from llmgw.gateway.prefixes import NO_CHAIN, Chain, Prefixes
+from llmgw.gateway.prefixes import NO_CHAIN, Beginnings, Chain, Prefixes
 
 ONLY, PREFIX, PREFIX_MISS = "only", "prefix", "prefix-miss"
 LEAST_LOADED, ROUND_ROBIN, SESSION = "least-loaded", "round-robin", "session"
@@ -36,8 +36,8 @@ prompts begin with would gather them all on one replica."""
 KEYS = 1024
 """Of all keys of prompts so many are told apart, and the order that replicas come in is kept for each."""
 BEGINNINGS = 65_536
-"""So many prompts' first links are held for all replicas together. One that is not among them was sent to
-none, or long ago: their own memories, which are large and far from the processor, are not looked through."""
+"""Of so many prompts' first links it is known which replicas were sent them. All other replicas' memories,
+which are large and far from the processor, are not looked through."""
 
 _MASK, _LOG_OF_ALL = 2**64 - 1, log(2**64)
 _NOTHING_IN_FLIGHT = repeat(0)
@@ -83,9 +83,11 @@ class Choice(NamedTuple):
 class _Memory:
     """What is remembered of one replica."""
 
-    __slots__ = ("credit", "multiplier", "prefixes", "turn")
+    __slots__ = ("alone", "credit", "is_gone", "multiplier", "prefixes", "turn")
 
     def __init__(self, replica: str) -> None:
+        self.alone = (self,)  # most prompts have one home
+        self.is_gone = False
         self.multiplier = _hash_of(replica) | 1
         self.prefixes = Prefixes()
         self.turn = 0  # when it was last chosen
@@ -95,10 +97,11 @@ class _Memory:
 class _Lineup:
     """Targets to choose among, with what is the same for every choice among them."""
 
-    __slots__ = ("memories", "orders", "replicas", "slack", "targets", "weight", "weights")
+    __slots__ = ("memories", "orders", "places", "replicas", "slack", "targets", "weight", "weights")
 
     def __init__(self, targets: Sequence[Target], memories: Sequence[_Memory]) -> None:
         self.targets, self.memories = targets, memories
+        self.places = {memory: at for at, memory in enumerate(memories)}
         self.replicas = [target.replica for target in targets]
         self.weights = [target.weight for target in targets]
         self.weight = fsum(self.weights)  # whose last digit is the same in any order
@@ -125,7 +128,7 @@ class Chooser:
     """One process's. Of a replica that is gone it remembers nothing once it was told so by `forget`."""
 
     def __init__(self) -> None:
-        self._begun = Prefixes(BEGINNINGS)
+        self._begun: Beginnings[_Memory] = Beginnings(BEGINNINGS)
         self._memories: dict[str, _Memory] = {}
         self._lineups: dict[int, _Lineup] = {}
         self._turn = 0
@@ -146,15 +149,16 @@ class Chooser:
             return None
         lineup = self._line_up(targets) if without else self._lineup_of(model, targets)
         profile, chain = model.routing_profile, prompt.chain
-        is_new = not chain.links or self._begun.is_new(chain.links[0])
+        links = chain.links
+        homes = self._begun.homes_of(links[0]) if links else ()
         if len(targets) == 1:
             at, route = 0, ONLY
         elif profile == ROUND_ROBIN:
             at, route = _next_in_turn(lineup), ROUND_ROBIN
         else:
             busy = [*map(in_flight.get, lineup.replicas, _NOTHING_IN_FLIGHT)]
-            if chain.links and (not profile or profile == PREFIX):
-                at, route = _by_prefix(lineup, busy, chain, is_new=is_new)
+            if links and (not profile or profile == PREFIX):
+                at, route = _by_prefix(lineup, busy, chain, homes)
             elif profile == SESSION and prompt.session:
                 at, route = _by_session(lineup, busy, prompt.session), SESSION
             else:
@@ -162,17 +166,24 @@ class Chooser:
         memory = lineup.memories[at]
         self._turn += 1
         memory.turn = self._turn
-        if chain.links:
-            memory.prefixes.add(chain.links)
+        if links:
+            memory.prefixes.add(links)
+            if memory not in homes:
+                if homes:
+                    homes = tuple(home for home in homes if not home.is_gone)
+                self._begun.keep(links[0], (*homes, memory) if homes else memory.alone)
         return tuple.__new__(Choice, (lineup.targets[at], route))
 
     def forget(self, replicas: Iterable[str]) -> None:
-        gone = {replica for replica in replicas if self._memories.pop(replica, None) is not None}
+        gone = [memory for replica in replicas if (memory := self._memories.pop(replica, None)) is not None]
+        for memory in gone:
+            memory.is_gone, memory.prefixes = True, Prefixes()  # among the homes of prompts it stays a while
         if gone:
-            left = {
-                model: lineup for model, lineup in self._lineups.items() if gone.isdisjoint(lineup.replicas)
+            self._lineups = {
+                model: lineup
+                for model, lineup in self._lineups.items()
+                if lineup.places.keys().isdisjoint(gone)
             }
-            self._lineups = left
 
     def _lineup_of(self, model: ModelEntry, targets: Sequence[Target]) -> _Lineup:
         lineup = self._lineups.get(model.id)
@@ -196,14 +207,16 @@ class Chooser:
 # --- each way of choosing: which of the targets, by its place among them ------------------------------------
 
 
-def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain, *, is_new: bool) -> tuple[int, str]:
+def _by_prefix(
+    lineup: _Lineup, busy: Sequence[int], chain: Chain, homes: Sequence[_Memory]
+) -> tuple[int, str]:
     """The longest match among those that are not too busy for it. Where several have it, and where it is
     worth little, they are told apart by what comes next in the prompt: that will be there in another turn of
     the same talk, too, and other processes see it as well."""
     links, weights, mean = chain.links, lineup.weights, _mean(lineup, busy)
     depth, holders = 0, _NOBODY
-    if not is_new:
-        depth, holders = _who_has_most(lineup, busy, links, mean)
+    if homes:
+        depth, holders = _who_has_most(lineup, busy, links, mean, homes)
     if depth * WORTH_ONE_IN >= len(links):
         route = PREFIX
         if len(holders) == 1:
@@ -219,14 +232,14 @@ def _by_prefix(lineup: _Lineup, busy: Sequence[int], chain: Chain, *, is_new: bo
 
 
 def _who_has_most(
-    lineup: _Lineup, busy: Sequence[int], links: Sequence[int], mean: float
+    lineup: _Lineup, busy: Sequence[int], links: Sequence[int], mean: float, homes: Sequence[_Memory]
 ) -> tuple[int, Sequence[int]]:
     """How many of the first links, and who has them: of those that are not too busy for as many."""
     depth = 0
     holders: list[int] = []
-    for at, memory in enumerate(lineup.memories):
-        here = memory.prefixes.depth_of(links)
-        if here and here >= depth:
+    for memory in homes:
+        at = lineup.places.get(memory)
+        if at is not None and (here := memory.prefixes.depth_of(links)) >= depth and here:
             part = here / len(links)
             if busy[at] <= ((1 + BUSY_FACTOR * part) * mean + lineup.slack * part) * lineup.weights[at]:
                 if here > depth:
