@@ -9,6 +9,7 @@
 
 const EVERY_S = 2;
 const PATIENCE = 4; // a server that answers slowly is asked that much less often
+const PATIENCE_BESIDE = 20; // and for what stands beside a page, less often again
 const SPOKEN_EVERY_MS = 10_000;
 
 const parts = () => [...document.querySelectorAll("[data-live]")];
@@ -214,7 +215,8 @@ class Folded {
             // What is there stays; the page's own looks say that the connection is lost.
         }
         this.isLooking = false;
-        this.timer = setTimeout(() => this.look(), Math.max(every * 1000, PATIENCE * (performance.now() - began)));
+        const took = performance.now() - began;
+        this.timer = setTimeout(() => this.look(), Math.max(every * 1000, PATIENCE_BESIDE * took));
     }
 }
 
