@@ -100,6 +100,10 @@ class Web:
         assert asgi._gateway is not None
         return set(asgi._gateway.table.current.replicas)
 
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Those that answer requests just now."""
+        return self._server.server_state.tasks
+
     def connection(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), timeout=10)

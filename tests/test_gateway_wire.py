@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 import uvicorn
+from aiohttp import web
 from pytest_django import DjangoDbBlocker
 
 from llmgw.wire import BoundedProtocol
 from nodes.models import Demand
-from tests.stage import MESSAGES, Play, make_model, never, playing_for_many
+from tests.stage import MESSAGES, Play, begin_stream, chat_event, make_model, never, playing_for_many
 from tests.waiting import wait_until
 
 BODY_S = 1.0
@@ -145,6 +146,37 @@ def test_a_connection_serves_one_request_after_another_however_they_end(play: Pl
         "in pieces",
         "who leaves",
     ]
+
+
+async def _begins(request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
+    response = await begin_stream(request)
+    await response.write(chat_event(fields, "Hello"))
+    return await never(request, fields)
+
+
+@pytest.mark.parametrize("query", [b"", b"?a=b"], ids=["directly", "the long way"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "a stream"])
+def test_who_is_answered_while_the_server_stops_waiting_is_told_so(
+    play: Play, query: bytes, stream: bool
+) -> None:
+    """As uvicorn does after the time that a shutdown may take. Another request may still come."""
+    play.engine.script = _begins if stream else never
+    with play.web.connection() as connection:
+        request = play.request(_chat(stream=stream))
+        connection.sendall(request.replace(b"completions HTTP", b"completions" + query + b" HTTP"))
+        wait_until(lambda: play.engine.heard, "the engine to be asked")
+        told = connection.recv(1 << 16) if stream else b""
+        [task] = play.web.tasks()
+        task.get_loop().call_soon_threadsafe(task.cancel)
+        while not told.endswith((b"0\r\n\r\n", b"}")):
+            told += connection.recv(1 << 16)
+        assert told.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 503 ")
+        assert b'"gateway_stopping"' in told
+        assert b"[DONE]" not in told
+        wait_until(lambda: play.engine.heard[0].is_gone, "the engine to be left")
+        play.begin_anew()
+        connection.sendall(play.request(_chat()))
+        assert _read(connection)[0] == 200
 
 
 @pytest.mark.parametrize("line", [b"Connection: close", b"Connection: keep-alive"])

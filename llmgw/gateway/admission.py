@@ -243,6 +243,15 @@ def own_fault() -> Refused:
     return Refused(500, "gateway_fault", "The gateway itself failed; its log tells an operator more.")
 
 
+def stopping() -> Refused:
+    return Refused(
+        503,
+        "gateway_stopping",
+        "The gateway is being stopped, and could not wait for the end of this answer: ask again.",
+        retry_after_s=1,
+    )
+
+
 def wrong_method(method: str, path: str, allowed: str) -> Refused:
     return Refused(
         405, "method_not_allowed", f"{path} does not take {quote(method)}: use {allowed}.", allow=allowed

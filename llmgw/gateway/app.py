@@ -8,6 +8,7 @@ the engine. What a request took is given back in every outcome.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -162,10 +163,11 @@ class GatewayApp:
             except Exception:
                 log.exception("The gateway itself failed.")
                 await client.refuse(admission.own_fault())
-        except (ClientGone, asyncio.CancelledError) as left:
+        except ClientGone:
             passage.status, passage.code = CLIENT_LEFT, "client_left"
-            if isinstance(left, asyncio.CancelledError):
-                raise
+        except asyncio.CancelledError:  # by a server that stops; it waits for nothing but the task's end
+            with contextlib.suppress(ClientStalled):
+                await client.refuse(admission.stopping())
         except ClientStalled:  # the server ends its connection, as the answer is not complete
             passage.status, passage.code = CLIENT_LEFT, "client_stalled"
             if exchange is not None:
