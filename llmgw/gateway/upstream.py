@@ -96,7 +96,7 @@ class Upstream:
     """The pools of all replicas. Lives on one event loop, from `start` to `stop`."""
 
     def __init__(self, *, connections: int = CONNECTIONS) -> None:
-        self.connections = connections
+        self._connections = connections
         self._pools: dict[str, Pool] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -140,9 +140,7 @@ class Upstream:
                     else:
                         await watch.within(first_byte_s, kept.ask(head, body, answer))
                     return answer
-                except (
-                    Stale
-                ) as error:  # it came to its end: nobody heard the request, which is sent once more
+                except Stale as error:  # nobody heard the request, which is sent once more
                     stale = error
                 except BaseException:
                     answer.close()
@@ -161,8 +159,9 @@ class Upstream:
         watch = Watch()
         try:
             async with asyncio.timeout(patience_s):
-                bounds = {"connect_s": patience_s, "first_byte_s": patience_s}
-                answer = await self.ask(target, path, body, {}, watch, **bounds)
+                answer = await self.ask(
+                    target, path, body, {}, watch, connect_s=patience_s, first_byte_s=patience_s
+                )
                 try:
                     return await answer.read(limit_bytes, patience_s) or b"" if answer.status == 200 else b""
                 finally:
@@ -184,7 +183,7 @@ class Upstream:
         pool = self._pools.get(origin)
         if pool is None:
             assert self._loop is not None, "start comes first"
-            pool = self._pools[origin] = Pool(origin, self._loop, limit=self.connections)
+            pool = self._pools[origin] = Pool(origin, self._loop, limit=self._connections)
         return pool
 
     def _look_after(self) -> None:
