@@ -23,6 +23,7 @@ Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(Fields)
 _NULL = msgspec.Raw(b"null")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Half a character passes as bytes, and is no text."""
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False):
@@ -75,7 +76,10 @@ def decode(body: bytes) -> Fields:
         except UnicodeDecodeError as error:
             raise _malformed(error) from None
     outside = _outside_of_texts(body)
-    fields: Fields = _read(_fields, body)
+    try:
+        fields = _fields.decode(body)
+    except _UNREADABLE as error:
+        raise _malformed(error) from None
     if outside:
         _check_shape(outside, fields)
     return fields
@@ -173,12 +177,9 @@ def _value(raw: msgspec.Raw | bytes | None) -> Any:
         raise _malformed(error) from None
 
 
-def _read(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
-    """Half a character passes as bytes and is no text."""
-    try:
-        return decoder.decode(raw)
-    except _UNREADABLE as error:
-        raise _malformed(error) from None
+def _count(entries: bytes) -> int:
+    """Of a list, as it is written."""
+    return len(_list.decode(entries))
 
 
 def _malformed(error: Exception) -> Refused:
@@ -276,7 +277,7 @@ def _bound(name: str, raw: bytes) -> None:
     limit = bounds.COUNTS.get(name)
     # A list has one entry more than it has commas, at most.
     if limit is not None and raw[:1] == b"[" and raw.count(b",") >= limit:
-        count = raw.count(b"[") - 1 if _are_tokens(name, raw) else len(_read(_list, raw))
+        count = raw.count(b"[") - 1 if _are_tokens(name, raw) else _count(raw)
         if count > limit:
             raise bounds.too_many(name, limit)
 
@@ -303,7 +304,7 @@ def _parts_of(raw: msgspec.Raw) -> Sequence[bytes]:
         content = bytes(message.content)
         if content[:1] == b"[":
             lists.append(content)
-            total += len(_read(_list, content)) - 1
+            total += _count(content) - 1
     if lists and total > bounds.PARTS_LIMIT:
         raise bounds.too_many_parts()
     return lists
