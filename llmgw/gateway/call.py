@@ -25,7 +25,7 @@ _echo = lru_cache(maxsize=1024)(Echo)
 _SALTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """`fields` is the body's top level; `headers` are those that reach an engine. `model` is the one that is
     to answer: another than `name` names, where it is a fallback."""
 
