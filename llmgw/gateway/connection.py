@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         else:
             self._overhead += len(data)
         if is_fit and not reply.is_whole and self._overhead <= OVERHEAD_BYTES:
-            # The first is nearly all there is.
+            # Nearly every piece of a stream goes no further than to its taker.
             if not (piece and reply.taker is not None and reply.taker(piece)):
                 self._hand_on(reply, piece, is_headed=status != reply.status)
             return
