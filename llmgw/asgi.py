@@ -23,11 +23,12 @@ from django.conf import settings  # noqa: E402
 from django.http.request import split_domain_port, validate_host  # noqa: E402
 
 from llmgw.draining import Draining  # noqa: E402
+from llmgw.exchange import Exchange, exchange_of  # noqa: E402
 from llmgw.gateway.app import GatewayApp, Message, Receive, Scope, Send  # noqa: E402
 from llmgw.gateway.bodies import Bodies  # noqa: E402
 from llmgw.gateway.patience import Patience  # noqa: E402
 from llmgw.gateway.probes import PATHS, Probes  # noqa: E402
-from llmgw.wire import DIRECT, Exchange, exchange_of  # noqa: E402
+from llmgw.wire import DIRECT  # noqa: E402
 from nodes.tasks import wake  # noqa: E402
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]

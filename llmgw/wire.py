@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from llmgw.exchange import EXTENSION, Closable, Exchange
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -31,7 +32,6 @@ _INVALID = (
 
 _PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
 """Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
-_EXTENSION = "llmgw.exchange"
 DIRECT = "llmgw.direct"
 """In the state that an application fills as it starts up: what answers an `Exchange`, so that what is under
 /v1/ need not pass all the others."""
@@ -43,118 +43,6 @@ _BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-
 
 class _Unfit(Exception):
     """Makes httptools stop reading."""
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
-    """The short way to answer this request, for one who asks; None where another server speaks, or it is out
-    of the ordinary. It is taken out, as scope and exchange would keep each other alive."""
-    found: Exchange | None = scope.pop("extensions", {}).get(_EXTENSION)
-    return found
-
-
-class Exchange(RequestResponseCycle):
-    """One request and its answer.
-
-    `kept` is the same for all exchanges of a connection that are served by one task, and closed with it.
-
-    Beside ASGI's messages it takes an answer in the bytes that go out, without a message, a coroutine and a
-    look at each header for every piece. Each of these ways says False where it did nothing, as when the
-    client's buffer is full: then ASGI's `send`, which waits, is the one to use. They may be mixed.
-    `head` is whole header lines, free of what a client could have put into them, and of `connection`.
-    """
-
-    path = ""
-    scheme = ""
-    headers: list[tuple[bytes, bytes]] = []
-    answers: Callable[[Exchange], Awaitable[None]] | None = None
-    kept: Closable | None = None
-    _when_left: Callable[[], object] | None = None
-
-    _served_headers: list[tuple[bytes, bytes]] = []
-    _served_lines = b""
-
-    def take_body(self) -> bytes | None:
-        """All of it, where it has come: then it has not to be received, and is kept here no longer."""
-        if self.more_body:
-            return None
-        body, self.body = bytes(self.body), bytearray()
-        return body
-
-    def abandon(self) -> None:
-        """The client takes nothing: what waits in front of it is not kept for it any longer."""
-        self.disconnected = True
-        self.transport.abort()
-
-    def watch_for_leaving(self, when_left: Callable[[], object]) -> None:
-        """To be called once the client leaves, until the answer is complete or this is taken back."""
-        self._when_left = when_left
-        self.flow.resume_reading()  # a large body paused it, and a connection that is not read never ends
-
-    def stop_watching(self) -> None:
-        self._when_left = None
-
-    def leave(self) -> None:
-        self.disconnected = True
-        self.message_event.set()
-        when_left, self._when_left = self._when_left, None
-        if when_left is not None:
-            when_left()
-
-    def answer(self, status: int, head: bytes, body: bytes) -> bool:
-        """A whole one; its head has its length."""
-        if not self._is_ordinary():
-            return False
-        self.response_started, self.waiting_for_100_continue = True, False
-        self.transport.write(b"%b%b%b\r\n%b" % (STATUS_LINE[status], self._server_lines(), head, body))
-        self._complete()
-        return True
-
-    def begin(self, status: int, head: bytes, piece: bytes) -> bool:
-        """One that comes in pieces; the first one goes out with the head."""
-        if not self._is_ordinary():
-            return False
-        self.response_started, self.waiting_for_100_continue = True, False
-        self.chunked_encoding = True
-        self.transport.write(
-            b"%b%b%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n"
-            % (STATUS_LINE[status], self._server_lines(), head, len(piece), piece)
-        )
-        return True
-
-    def write(self, piece: bytes) -> bool:
-        """Of one that has begun and goes on; there is something in it."""
-        if self.flow.write_paused or self.disconnected:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        return True
-
-    def end(self, piece: bytes) -> bool:
-        """Of one that has begun: its last piece, which may be empty, and its end."""
-        if not (self._is_ordinary() and self.chunked_encoding):
-            return False
-        last = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-        self.transport.write(last + b"0\r\n\r\n")
-        self._complete()
-        return True
-
-    def _complete(self) -> None:
-        self.response_complete = True
-        self.message_event.set()
-        self.on_response()
-
-    def _is_ordinary(self) -> bool:
-        return self.keep_alive and not (self.flow.write_paused or self.disconnected or self.access_log)
-
-    def _server_lines(self) -> bytes:
-        """The date, and what else the server says of itself: made anew when that is, once a second."""
-        if self.default_headers is not Exchange._served_headers:
-            Exchange._served_headers = self.default_headers
-            Exchange._served_lines = b"".join(b"%b: %b\r\n" % pair for pair in self.default_headers)
-        return Exchange._served_lines
 
 
 class _Line:
@@ -345,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
         exchange.path, exchange.scheme, exchange.headers = path, self.scheme or "", self.headers
         exchange.answers = answers
         if answers is None:
-            scope["extensions"] = {_EXTENSION: exchange}
+            scope["extensions"] = {EXTENSION: exchange}
 
     def _event_anew(self) -> asyncio.Event:
         """Nobody waits for the one before, as that is answered."""

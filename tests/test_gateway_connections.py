@@ -17,11 +17,12 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
+from llmgw.exchange import Exchange
 from llmgw.gateway.client import Client
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.streams import dialect_of
 from llmgw.gateway.surface import ENDPOINTS
-from llmgw.wire import DIRECT, BoundedProtocol, Exchange
+from llmgw.wire import DIRECT, BoundedProtocol
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.one_database

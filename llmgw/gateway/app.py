@@ -25,6 +25,7 @@ from collections.abc import (
 from time import monotonic
 from typing import Any
 
+from llmgw.exchange import Exchange
 from llmgw.gateway import admission, availability, bounds, needs, peek, surface
 from llmgw.gateway.accounts import Accounts
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
@@ -46,7 +47,6 @@ from llmgw.gateway.routing import NO_PROMPT, PREFIX, SESSION, Prompt
 from llmgw.gateway.surface import ENDPOINTS, MODELS_PATH, Endpoint
 from llmgw.gateway.table import LiveTable
 from llmgw.gateway.upstream import CLIENT_HEADERS, Upstream
-from llmgw.wire import Exchange
 from nodes.protocol import ClusterKey
 
 log = logging.getLogger(__name__)

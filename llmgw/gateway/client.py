@@ -16,13 +16,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from llmgw.exchange import Exchange
 from llmgw.gateway import streams
 from llmgw.gateway.admission import Refused
 from llmgw.gateway.passage import Passage
 from llmgw.gateway.patience import Watch
 from llmgw.gateway.streams import Dialect
 from llmgw.gateway.surface import ANTHROPIC, OPENAI, error_body
-from llmgw.wire import Exchange
 
 Header = tuple[bytes, bytes]
 
