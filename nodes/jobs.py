@@ -290,7 +290,7 @@ def attend(
 # --- looked after ---------------------------------------------------------------------------------
 
 
-def sweep() -> list[uuid.UUID]:
+def sweep(*, keep_count: int = KEEP_COUNT) -> list[uuid.UUID]:
     """End what nobody carries out any more, with its key, and forget what is old. What still waits for a
     worker, whose message may be lost."""
     running, silence = Job.objects.filter(state=Job.State.RUNNING), timedelta(seconds=SILENT_S)
@@ -306,7 +306,7 @@ def sweep() -> list[uuid.UUID]:
     for job in over.filter(key__revoked_at=None).exclude(key=None):
         end_key(job, why="nobody carries it out any more")
     old = Q(asked_at__lt=Now() - KEEP)
-    for edge in over.values_list("asked_at", flat=True)[KEEP_COUNT : KEEP_COUNT + 1]:
+    for edge in over.values_list("asked_at", flat=True)[keep_count : keep_count + 1]:
         old |= Q(asked_at__lte=edge)
     over.filter(old).delete()
     waits = Job.objects.filter(state=Job.State.QUEUED, asked_at__lt=Now() - timedelta(seconds=OFFER_AGAIN_S))

@@ -42,7 +42,7 @@ def runs_of(model_name: str, limit: int = SHOWN) -> list[Job]:
     return list(with_age(found, "asked_at")[:limit])
 
 
-def weighing_of(model: Model) -> Weighing:
+def weighing_of(model: Model, *, runs: int = WEIGHED) -> Weighing:
     """The weights that what was measured directly at replicas of its profiles proposes."""
     limits = Job.objects.filter(
         kind=Job.Kind.BENCH,
@@ -51,7 +51,7 @@ def weighing_of(model: Model) -> Weighing:
         result__through=DIRECTLY,
         result__is_limit=True,  # others may hold more than was tried
     )
-    latest = limits.order_by("-ended_at", "-asked_at")[:WEIGHED]
+    latest = limits.order_by("-ended_at", "-asked_at")[:runs]
     told = latest.values_list("options", *(f"result__{each}" for each in _OF_RESULT))
     return weigh(model.spec, [_capacity(*each) for each in reversed(told)])
 

@@ -244,14 +244,14 @@ def _hear_answer(delivery: Delivery, answer: Answer) -> bool:
 # --- forgotten ------------------------------------------------------------------------------------
 
 
-def forget() -> None:
+def forget(*, waiting_limit: int = WAITING_LIMIT) -> None:
     """Give up what nobody takes, and remove a bite of what ended long ago."""
     old = Delivery.objects.exclude(state=WAITING).filter(ended_at__lt=Now() - KEEP)
     Delivery.objects.filter(pk__in=list(old.values_list("pk", flat=True)[:BITE])).delete()
     waiting = Delivery.objects.filter(state=WAITING)
     for webhook in Webhook.objects.filter(pk__in=waiting.values("webhook")):
         mine = waiting.filter(webhook=webhook)
-        too_many = mine.order_by("-id").values_list("pk", flat=True)[WAITING_LIMIT : WAITING_LIMIT + BITE]
+        too_many = mine.order_by("-id").values_list("pk", flat=True)[waiting_limit : waiting_limit + BITE]
         hopeless = mine.filter(Q(made_at__lt=Now() - GIVE_UP) | Q(pk__in=list(too_many)))
         with transaction.atomic():
             Webhook.objects.select_for_update().filter(pk=webhook.pk).first()  # who posts to it is done

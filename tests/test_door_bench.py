@@ -16,6 +16,7 @@ from django.test import Client
 from catalog.models import Event, Model, Profile
 from catalog.spec import ModelSpec
 from nodes.bench.weighing import build_of
+from nodes.management.commands.bench import read_dataset
 from nodes.measured import weighing_of
 from nodes.models import Job
 from tests.cast import a_model, a_node, a_replica, alice, viola
@@ -62,13 +63,9 @@ def test_a_dataset_that_cannot_be_used_is_said(content: bytes | None, says: str,
     assert says in str(refused.value)
 
 
-@pytest.mark.one_database
-@pytest.mark.django_db
-def test_a_dataset_without_an_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodes.management.commands.bench.DATASET_LIMIT_BYTES", 1_000)
-    a_model(slo=SLO)
-    with pytest.raises(CommandError, match="is larger than 256 MiB; give a smaller one"):
-        call_command("bench", "tiny", "--dataset", "/dev/zero")
+def test_a_dataset_without_an_end_is_left() -> None:
+    with pytest.raises(CommandError, match="is larger than 1 MiB; give a smaller one"):
+        read_dataset(Path("/dev/zero"), limit_bytes=2**20)
 
 
 @pytest.mark.one_database
@@ -137,14 +134,13 @@ def test_weights_are_shown_and_then_set(capsys: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_the_last_runs_say_which_weights_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodes.measured.WEIGHED", 2)
+def test_the_last_runs_say_which_weights_follow() -> None:
     model = two_profiles()
     for hour, (profile, rate) in enumerate((("small", 10), ("large", 45), ("large", 60))):
         measured(model, profile, rate, ended_at=model.changed_at + timedelta(hours=hour))
-    assert weighing_of(model).says.startswith("Of tiny only large was measured under this load")
+    assert weighing_of(model, runs=2).says.startswith("Of tiny only large was measured under this load")
     measured(model, "small", 20, ended_at=model.changed_at + timedelta(hours=4))
-    assert [each.weight for each in weighing_of(model).proposals] == [1, 3]
+    assert [each.weight for each in weighing_of(model, runs=2).proposals] == [1, 3]
 
 
 @pytest.mark.django_db

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from catalog.models import Name, database_now
 from llmgw.celery import app
-from llmgw.gateway import accounts as module
 from llmgw.gateway.accounts import Accounts
 from llmgw.gateway.passage import Passage
 from nodes.models import Gateway, Usage
@@ -65,8 +64,8 @@ def requests_in(span: str) -> int:
 # --- counted ------------------------------------------------------------------------------
 
 
-def counted(*passages: Passage) -> dict[Any, Tally]:
-    accounts = Accounts(uuid.uuid4(), lambda: None)
+def counted(*passages: Passage, **bounds: int) -> dict[Any, Tally]:
+    accounts = Accounts(uuid.uuid4(), lambda: None, **bounds)
     for passage in passages:
         accounts.close(passage)
     return accounts._counted
@@ -119,9 +118,8 @@ def test_only_times_that_there_were_are_counted(told: Any, times: set[str]) -> N
     assert set(tally.times) == times
 
 
-def test_strange_keys_and_models_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PLACES_AT_ONCE", 10)
-    found = counted(*(passed(key=f"key-{number}") for number in range(100)))
+def test_strange_keys_and_models_do_not_fill_the_memory() -> None:
+    found = counted(*(passed(key=f"key-{number}") for number in range(100)), places_at_once=10)
     assert len(found) == 11
     assert found["", "tiny", "", "2xx"].requests == 90
 
@@ -228,12 +226,11 @@ async def _come_and_go(database: Database, dice: random.Random) -> int:
 
 
 async def test_a_long_absence_of_the_database_costs_minutes_not_requests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     database = Database()
     database.mood = "away"
-    monkeypatch.setattr(module, "LOTS_KEPT", 5)
-    accounts = Accounts(uuid.uuid4(), lambda: database.clock_s, flush_s=3600, add=database)
+    accounts = Accounts(uuid.uuid4(), lambda: database.clock_s, flush_s=3600, add=database, lots_kept=5)
     for minute in range(50):
         database.clock_s = NOON_S + 60 * minute
         accounts.close(passed())

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from llmgw.gateway import journal as module
 from llmgw.gateway.journal import Journal, line_of
 from llmgw.gateway.passage import Passage
 from tests.disks import filled, small_disk
@@ -116,12 +115,9 @@ def deaf() -> Any:
     os.close(reader)
 
 
-def test_nobody_waits_for_who_does_not_read_and_what_is_dropped_is_told(
-    deaf: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_who_does_not_read_and_what_is_dropped_is_told(deaf: Any) -> None:
     reader, path = deaf
-    monkeypatch.setattr(module, "LINES_WAITING", 50)
-    journal = Journal(path, lambda: NOON_S)
+    journal = Journal(path, lambda: NOON_S, lines_waiting=50)
     journal.start()
     for _ in range(2000):
         journal.note(passed())

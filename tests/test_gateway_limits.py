@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from catalog.parts import Limits
 from llmgw.gateway import limits
 from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
-from llmgw.gateway.limits import Lease, Limiter
+from llmgw.gateway.limits import PACE, Lease, Limiter, Pace
 from tests.services import Service, start_redis
 
 pytestmark = pytest.mark.one_database
@@ -45,8 +45,8 @@ def redis() -> Iterator[tuple[str, Service]]:
 
 
 @asynccontextmanager
-async def _running(url: str = "", processes: int = 1) -> AsyncIterator[Limiter]:
-    limiter = Limiter(url, processes=lambda: processes)
+async def _running(url: str = "", processes: int = 1, pace: Pace = PACE) -> AsyncIterator[Limiter]:
+    limiter = Limiter(url, processes=lambda: processes, pace=pace)
     await limiter.start()
     try:
         yield limiter
@@ -208,20 +208,16 @@ async def test_processes_without_redis_take_their_shares() -> None:
         assert "4 requests at once, 2 of them through this process" in (await _refusal(one, key)).message
 
 
-async def test_what_a_killed_process_had_taken_falls_back(
-    redis: tuple[str, Service], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "LEASE_S", 1)
-    monkeypatch.setattr(limits, "RENEW_S", 0.2)
-    monkeypatch.setattr(limits, "PROBE_S", 0.2)
+async def test_what_a_killed_process_had_taken_falls_back(redis: tuple[str, Service]) -> None:
+    pace = Pace(lease_s=1, renew_s=0.2, probe_s=0.2)
     url, _ = redis
     key = KeyEntry("killed", "d", limits=Limits(concurrency=1))
-    killed = Limiter(url, processes=lambda: 2)  # never started: nobody asks for its leases again
+    killed = Limiter(url, processes=lambda: 2, pace=pace)  # never started: nobody asks for its leases again
     await killed.take(key, MODEL, 1)
-    async with _running(url, 2) as other:
+    async with _running(url, 2, pace) as other:
         lease = await _soon(other, key)
         await asyncio.sleep(1.5)
-        async with _running(url, 2) as third:
+        async with _running(url, 2, pace) as third:
             await _refusal(third, key)  # a living one keeps its own for as long as it takes
         lease.give_back(1)
     await killed.stop()

@@ -289,8 +289,7 @@ def test_what_waits_for_long_is_offered_again_oldest_first() -> None:
     assert jobs.sweep() == [job.pk for job in reversed(mine)][: jobs.AT_ONCE]
 
 
-def test_old_jobs_are_forgotten_and_so_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "KEEP_COUNT", 2)
+def test_old_jobs_are_forgotten_and_so_are_too_many() -> None:
     model = a_model()
     over = [asked(model) for _ in range(1)]
     for _ in range(4):
@@ -302,20 +301,25 @@ def test_old_jobs_are_forgotten_and_so_are_too_many(monkeypatch: pytest.MonkeyPa
         Job.objects.filter(pk=job.pk).update(asked_at=Now() - timedelta(minutes=age))
     Job.objects.filter(pk=over[-1].pk).update(asked_at=Now() - jobs.KEEP - timedelta(hours=1))
     Job.objects.filter(pk=live.pk).update(asked_at=Now() - jobs.KEEP - timedelta(hours=1))
-    jobs.sweep()
+    jobs.sweep(keep_count=2)
     assert set(Job.objects.all()) == {live, over[-2], over[-3]}
 
 
 # --- the doors ------------------------------------------------------------------------------------
 
 
-def test_a_task_carries_out_the_job_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "RUNNERS", {CHECK.value: works})
-    job = asked(a_model())
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(CHECK, 'Model "tiny" has no replica that is ready'), (BENCH, 'No replica of "tiny" is ready')],
+)
+def test_a_task_carries_out_the_job_by_its_kind(kind: Any, says: str) -> None:
+    """Each has its own words for a model of which nothing runs."""
+    job = asked(a_model(), kind)
     tasks.run_job(str(job.pk))
     tasks.run_job(str(job.pk))
     tasks.run_job(str(uuid.uuid4()))
-    assert state(job) == ("done", "")
+    ended, problem = state(job)
+    assert (ended, says in problem) == ("failed", True), problem
 
 
 def test_rest_lists_shows_and_stops_jobs() -> None:

@@ -391,12 +391,11 @@ def test_nobody_posts_to_one_that_another_posts_to(receiver: Receiver) -> None:
 
 
 @pytest.mark.django_db
-def test_what_waits_is_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noticing, "WAITING_LIMIT", 3)
+def test_what_waits_is_bounded(receiver: Receiver) -> None:
     webhook, _ = hook(receiver)
     for number in range(5):
         noticing.hear([webhook], {"kind": "node_lost", "state": "begins", "subject": str(number)})
-    noticing.forget()
+    noticing.forget(waiting_limit=3)
     waiting = webhook.deliveries.filter(state=Delivery.State.WAITING)
     assert sorted(each.body["subject"] for each in waiting) == ["2", "3", "4"]
 

@@ -62,9 +62,11 @@ class Accounts:
         flush_s: float = 5.0,
         journal: Journal | None = None,
         add: Callable[[uuid.UUID, int, float, Mapping[Place, Tally]], None] = add_lot,
+        places_at_once: int = PLACES_AT_ONCE,
+        lots_kept: int = LOTS_KEPT,
     ) -> None:
         self._gateway, self._clock_s, self._flush_s, self._add = gateway, clock_s, flush_s, add
-        self._journal = journal
+        self._journal, self._places_at_once, self._lots_kept = journal, places_at_once, lots_kept
         self._ended: list[Passage] = []
         self._tallies: dict[Place, Tally] = {}
         self._lots: deque[_Lot] = deque()
@@ -123,7 +125,7 @@ class Accounts:
         place = (passage.key, passage.model, passage.endpoint, outcome)
         tally = self._tallies.get(place)
         if tally is None:
-            if len(self._tallies) >= PLACES_AT_ONCE:
+            if len(self._tallies) >= self._places_at_once:
                 place = ("", passage.model, "", outcome)
             tally = self._tallies.setdefault(place, Tally())
         tally.requests += 1
@@ -174,7 +176,7 @@ class Accounts:
         self._tallies = {}
         last = self._lots[-1] if self._lots and not self._lots[-1].was_tried else None
         is_same = last is not None and (
-            last.at_s // MINUTE_S == at_s // MINUTE_S or len(self._lots) >= LOTS_KEPT
+            last.at_s // MINUTE_S == at_s // MINUTE_S or len(self._lots) >= self._lots_kept
         )
         if last is None or not is_same:
             self._number += 1

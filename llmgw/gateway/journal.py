@@ -40,9 +40,12 @@ class Journal:
     `clock_s` tells the database's clock, None while that is unknown.
     """
 
-    def __init__(self, path: str, clock_s: Callable[[], float | None]) -> None:
+    def __init__(
+        self, path: str, clock_s: Callable[[], float | None], *, lines_waiting: int = LINES_WAITING
+    ) -> None:
         self._path, self._clock_s = path, clock_s
         self._waiting: deque[Passage] = deque()
+        self._lines_waiting = lines_waiting
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="journal", daemon=True)
         self._file = -1
@@ -65,7 +68,7 @@ class Journal:
 
     def note(self, passage: Passage) -> None:
         """The passage is not changed any more."""
-        if len(self._waiting) >= LINES_WAITING:
+        if len(self._waiting) >= self._lines_waiting:
             self._refused += 1
         else:
             self._waiting.append(passage)

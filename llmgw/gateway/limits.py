@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.25
 """The longest that a request waits for Redis, all its questions together."""
-PROBE_S = 1.0
-LEASE_S, RENEW_S = 30, 10.0
-"""What a process takes of a concurrency it must ask for again; a killed one's falls back after so long."""
 CONNECTIONS_LIMIT = 64
 
 REQUESTS, TOKENS, RUNNING = "requests", "tokens", "running"
@@ -89,14 +86,27 @@ class Lease:
             self._limiter._give_back(self, tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of what a process does beside its requests. What it took of a concurrency it asks for again every
+    `renew_s`; a killed one's falls back after `lease_s`. Redis that is away is tried every `probe_s`."""
+
+    lease_s: int = 30
+    renew_s: float = 10.0
+    probe_s: float = 1.0
+
+
+PACE = Pace()
+
+
 class Limiter:
     """One process's, between `start` and `stop`. `processes` tells how many share a limit."""
 
-    def __init__(self, redis_url: str, *, processes: Callable[[], int]) -> None:
+    def __init__(self, redis_url: str, *, processes: Callable[[], int], pace: Pace = PACE) -> None:
         self._processes = processes
         self._windows = Windows()
         self._running: Counter[str] = Counter()
-        self._shared = _Shared(redis_url) if redis_url else None
+        self._shared = _Shared(redis_url, pace) if redis_url else None
         self._none = Lease(self, (), 0, "")
 
     async def start(self) -> None:
@@ -170,7 +180,8 @@ class Limiter:
 class _Shared:
     """The counters in Redis, and a task that gives back to them what nobody waits for."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pace: Pace) -> None:
+        self._pace = pace
         self._pool = ConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS_LIMIT,
@@ -218,7 +229,7 @@ class _Shared:
                     if limit := scope.limits.concurrency:
                         taken.append(scope.name)
                         self._told.add(member)
-                        if not await self._take(_running(scope.name), [member, limit, LEASE_S]):
+                        if not await self._take(_running(scope.name), [member, limit, self._pace.lease_s]):
                             raise rates.over_limit(scope.whose, _WORDS[RUNNING], limit, limit, 0)
                 for scope in scopes:
                     await self._hit(scope, REQUESTS, scope.limits.requests_per_minute, 1)
@@ -276,11 +287,11 @@ class _Shared:
     async def _keep_up(self) -> None:
         while not self._is_stopping:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_S):
+                async with asyncio.timeout(self._pace.probe_s):
                     await self._has_ended.wait()
             self._has_ended.clear()
             try:
-                async with asyncio.timeout(PROBE_S):
+                async with asyncio.timeout(self._pace.probe_s):
                     await self._settle()
             except _AWAY as error:
                 self._miss(error)
@@ -292,7 +303,7 @@ class _Shared:
     async def _settle(self) -> None:
         """Gives back what has ended, and holds on to what has not."""
         if self.is_away:  # one that is full answers, and takes nothing
-            await self._redis.set("llmgw/probe", self._process, ex=LEASE_S)
+            await self._redis.set("llmgw/probe", self._process, ex=self._pace.lease_s)
         while self._ended:
             name, member = self._ended[0]
             await self._redis.zrem(_running(name)[0], member)
@@ -303,10 +314,10 @@ class _Shared:
             self._owed[name] -= tokens
             if not self._owed[name]:
                 del self._owed[name]
-        if self.is_away or monotonic() - self._renewed_at_s >= RENEW_S:
+        if self.is_away or monotonic() - self._renewed_at_s >= self._pace.renew_s:
             for name, members in [*self._held.items()]:
                 self._told |= members
-                await self._renew(_running(name), [LEASE_S, *members])
+                await self._renew(_running(name), [self._pace.lease_s, *members])
             self._renewed_at_s = monotonic()
 
     def _miss(self, error: BaseException) -> None:

@@ -184,13 +184,19 @@ def _read(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[Row, ...]]:
     if not options["dataset"]:
         return given, ()
     path = Path(options["dataset"])
+    return given | {"dataset": shown(path.name)}, read_dataset(path)
+
+
+def read_dataset(path: Path, *, limit_bytes: int = DATASET_LIMIT_BYTES) -> tuple[Row, ...]:
+    """Its rows. Raises CommandError."""
     try:
         with path.open("rb") as file:  # a pipe, or a device, has no size and perhaps no end
-            content = file.read(DATASET_LIMIT_BYTES + 1)
-        if len(content) > DATASET_LIMIT_BYTES:
-            raise CommandError(f"The dataset {quote(str(path))} is larger than 256 MiB; give a smaller one.")
+            content = file.read(limit_bytes + 1)
+        if len(content) > limit_bytes:
+            size = f"{limit_bytes // 2**20} MiB"
+            raise CommandError(f"The dataset {quote(str(path))} is larger than {size}; give a smaller one.")
         # Not splitlines: what JSON may hold in a text, such as U+2028, ends lines for it.
-        rows = read_rows(content.decode("utf-8-sig").split("\n"), quote(path.name))
+        return read_rows(content.decode("utf-8-sig").split("\n"), quote(path.name))
     except OSError as fault:
         why = fault.strerror or type(fault).__name__
         raise CommandError(f"The dataset {quote(str(path))} cannot be read: {why}.") from None
@@ -198,7 +204,6 @@ def _read(options: dict[str, Any]) -> tuple[dict[str, Any], tuple[Row, ...]]:
         raise CommandError(
             f"The dataset {quote(str(path))} is no text in UTF-8; give lines of JSON."
         ) from None
-    return given | {"dataset": shown(path.name)}, rows
 
 
 def _end_of(job: Job) -> str:
