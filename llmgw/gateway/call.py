@@ -63,14 +63,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         new: dict[str, object] = {}
         if target.served_name != self.name:
             new["model"] = target.served_name
-        if self.is_gathered_from(target):
+        if self.wants_stream:
+            if self.hides_usage_of(target):
+                options = msgspec.json.decode(self.fields.get("stream_options", b"null")) or {}
+                if isinstance(options, dict):  # anything else is the engine's to refuse
+                    new["stream_options"] = {**options, "include_usage": True}
+        elif self.is_gathered_from(target):
             new["stream"] = True
             if self._is_completion():
                 new["stream_options"] = {"include_usage": True}
-        elif self.hides_usage_of(target):
-            options = msgspec.json.decode(self.fields.get("stream_options", b"null")) or {}
-            if isinstance(options, dict):  # anything else is the engine's to refuse
-                new["stream_options"] = {**options, "include_usage": True}
         if target.engine == VLLM and self.endpoint.path in _SALTED and self._has_salt():
             # One text of two, so that no client can guess itself into what another scope has cached.
             own = msgspec.json.decode(self.fields.get("cache_salt", b"null"))
