@@ -188,7 +188,8 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
 
 def deadline_of(replica: Replica) -> float | None:
     """Seconds that a row of `replicas()` may still be in its state; None where it has no such time."""
-    timeout_ns = launch_from(replica.launch).profile.get("startup_timeout")
+    profile = replica.launch.get("profile")  # the rest of a launch is not read for it
+    timeout_ns = profile.get("startup_timeout") if isinstance(profile, Mapping) else None
     age_s = seconds(replica.age) or 0.0  # type: ignore[attr-defined]  # annotated
     limit_ns = timeout_ns if isinstance(timeout_ns, int) and timeout_ns > 0 else DEFAULT_STARTUP_TIMEOUT
     return deadline_s(replica.state, replica.wanted, age_s, limit_ns)
