@@ -22,6 +22,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
@@ -342,7 +343,7 @@ class GatewayApp:
         if (profile and profile != PREFIX) or len(self.table.current.targets_of(model)) < 2:
             return NO_PROMPT
         parts = [memoryview(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
-        return Prompt(chain(b"%d:%b" % (model.id, key.cache_scope.encode()), parts))
+        return Prompt(chain(_salt(model.id, key.cache_scope), parts))
 
     async def _serve(self, call: Call, client: Client, watch: Watch) -> None:
         """Until it is answered, or its client has left."""
@@ -403,6 +404,11 @@ def _watch_of(exchange: Exchange | None, shortest_s: float) -> Watch:
     if not isinstance(exchange.kept, Watch):
         exchange.kept = Watch(shortest_s)
     return exchange.kept
+
+
+@lru_cache(maxsize=1024)
+def _salt(model: int, cache_scope: str) -> bytes:
+    return b"%d:%b" % (model, cache_scope.encode())
 
 
 def _request_id(headers: Headers) -> str:

@@ -221,7 +221,7 @@ def _by_prefix(
         route = PREFIX
         if len(holders) == 1:
             return holders[0], route
-        one, other, *_ = (at for at in lineup.order_of(chain.key_after(depth)) if at in holders)
+        one, other = [at for at in lineup.order_of(chain.key_after(depth)) if at in holders][:2]
     else:
         route = PREFIX_MISS
         bound = (1 + BUSY_FACTOR * NEW_PART) * mean + lineup.slack * NEW_PART
