@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -106,19 +107,32 @@ async def _refuse(send: Send, status: int, code: str, sentence: str, *headers: t
 
 
 async def _bounded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Django keeps a whole body, on disk if need be, before any view may refuse it: so it is counted here."""
-    limit, arrived = settings.LLMGW_MAX_BODY_BYTES, 0
+    """Django keeps a whole body, on disk if need be, before any view may refuse it, and waits for it without
+    end: so its bytes are counted here, and its time."""
+    limit, arrived, is_whole, is_late = settings.LLMGW_MAX_BODY_BYTES, 0, False, False
+    until_s = asyncio.get_running_loop().time() + settings.LLMGW_BODY_S
 
-    async def counted() -> Message:
-        nonlocal arrived
-        message = await receive()
+    async def bounded() -> Message:
+        nonlocal arrived, is_whole, is_late
+        if is_whole:  # and who asks waits for the client to leave
+            return await receive()
+        try:
+            async with asyncio.timeout_at(until_s):
+                message = await receive()
+        except TimeoutError:
+            is_late = True
+            return {"type": "http.disconnect"}
         arrived += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
         return message if arrived <= limit else {"type": "http.disconnect"}
 
     claimed = dict(scope["headers"]).get(b"content-length", b"0")
     if not claimed.isdigit() or int(claimed) <= limit:
-        await django(scope, counted, send)
-        if arrived <= limit:
+        await django(scope, bounded, send)
+        if is_late:
+            sentence = f"The request did not arrive within {settings.LLMGW_BODY_S:.0f} s: send it again."
+            await _refuse(send, 408, "too_slow", sentence, (b"connection", b"close"))
+        if is_late or arrived <= limit:
             return
     sentence = f"The request is larger than the {limit} bytes that this server takes; send less."
     await _refuse(send, 413, "too_large", sentence, (b"connection", b"close"))

@@ -87,3 +87,17 @@ def test_a_page_takes_no_body_over_the_limit(settings: Any, is_chunked: bool) ->
     assert body["errors"][0]["sentence"] == (
         "The request is larger than the 100000 bytes that this server takes; send less."
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_does_not_wait_for_a_body_without_end(settings: Any) -> None:
+    settings.LLMGW_BODY_S = 0.2
+    with Web() as web:
+        connection = http.client.HTTPConnection(web.url.removeprefix("http://"), timeout=10)
+        with contextlib.closing(connection):
+            connection.putrequest("POST", "/admin/login/")
+            connection.putheader("Content-Length", "10")
+            connection.endheaders(b"half")
+            answer = connection.getresponse()
+            body = json.load(answer)
+    assert (answer.status, body["errors"][0]["code"]) == (408, "too_slow")
