@@ -146,6 +146,8 @@ def test_what_is_too_much_or_too_large_is_refused(fields: dict[str, Any], param:
         pytest.param({"messages": _user(*[{"type": "text", "text": ","}] * 4_096)}, id="as many parts"),
         pytest.param({"messages": _user({"type": "text", "text": ", " * 100_000})}, id="commas in a text"),
         pytest.param({"prompt": [1] * 200_000}, id="a prompt in tokens"),
+        pytest.param({"x": [1] * (bounds.VALUES_LIMIT - 1)}, id="as many numbers"),
+        pytest.param({"x": [""] * (bounds.TEXTS_LIMIT - 4)}, id="as many texts"),
         pytest.param({"prompt": [[1, 2] * 40] * 2_048}, id="as many prompts in tokens"),
         pytest.param({"stop": ["a"] * 32}, id="as many stops as may be"),
         pytest.param({"messages": "of the wrong shape"}, id="the engine's to refuse"),
@@ -173,6 +175,12 @@ _PARTS = b'{"model":"m","messages":[{"role":"user","content":[%s]}]}'
         pytest.param(b'{"input":{"a_url":[%s1]}}' % (b"1," * MANY), "100000 values", id="numbers no tokens"),
         pytest.param(
             b'{"documents":[%s1]}' % (b"1," * MANY), "100000 values", id="numbers that are documents"
+        ),
+        pytest.param(
+            b'{"":[%s1]}' % (b"1," * (bounds.VALUES_LIMIT + 1)), "100000 values", id="one number too many"
+        ),
+        pytest.param(
+            b'{"":[%s""]}' % (b'"",' * (bounds.TEXTS_LIMIT - 1)), "100000 texts", id="one text too many"
         ),
     ],
 )

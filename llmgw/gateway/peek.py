@@ -59,7 +59,8 @@ _NO_PARTS: Sequence[bytes] = ()
 _NOTHING_ELSE = Peek()[2:]
 """What is seen of most bodies beside the model and whether it is a stream."""
 _TOO_SHORT_TO_BE_DEEP = 2 * bounds.DEPTH_LIMIT
-"""In bytes: each level is opened and closed."""
+_TOO_SHORT_FOR_VALUES, _TOO_SHORT_FOR_TEXTS = 2 * bounds.VALUES_LIMIT, 3 * bounds.TEXTS_LIMIT
+"""In bytes: a level is opened and closed, a value takes one and a comma, a text two quotes and a comma."""
 
 TOKENS_LIMIT = 10**9
 """A number of tokens that is as good as any larger one: no model has so many."""
@@ -231,8 +232,8 @@ def _outside_of_texts(body: bytes) -> bytes:
     one of so many parts that it would hold up all others to look at them."""
     size = len(body)
     if (size <= _TOO_SHORT_TO_BE_DEEP or not _opens_more_than(body, bounds.DEPTH_LIMIT)) and (
-        size <= bounds.VALUES_LIMIT
-        or (body.count(b'"') <= 2 * bounds.TEXTS_LIMIT and body.count(b",") <= bounds.VALUES_LIMIT)
+        (size <= _TOO_SHORT_FOR_VALUES or body.count(b",") <= bounds.VALUES_LIMIT)
+        and (size <= _TOO_SHORT_FOR_TEXTS or body.count(b'"') <= 2 * bounds.TEXTS_LIMIT)
     ):
         return b""
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quote begins a text or ends one
