@@ -130,7 +130,7 @@ def start_postgresql() -> tuple[str, Service]:
     service = Service(
         folder,
         *(str(programs / "postgres"), "-D", str(data), *flags),
-        stop=signal.SIGINT,  # PostgreSQL's fast shutdown: it does not wait for clients
+        stop=signal.SIGQUIT,  # PostgreSQL's immediate shutdown: nobody will read what it could still write
         user=user,
     )
     service.wait_for(str(folder / ".s.PGSQL.5432"))
