@@ -293,8 +293,8 @@ def test_a_comment_that_is_due_with_the_last_word_comes_before_it() -> None:
         for _ in range(2):
             await asyncio.sleep(0)
         assert (client.is_silent, client.has_begun) == (False, False), "it is about to be said"
-        await client.begin_stream(b"data: [DONE]\n\n")
         await client.be_quiet()
+        await client.begin_stream(b"data: [DONE]\n\n")
         await client.write(b"", is_last=True)
         return wire.sent
 

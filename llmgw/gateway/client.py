@@ -141,8 +141,6 @@ class Client:
 
     async def begin_stream(self, first: bytes) -> None:
         """Where no comment did. What comes first goes out with the head."""
-        if self._commenting is not None:
-            await self._settle(goes_on=True)
         if not self.has_begun:
             if self.exchange is not None and self.exchange.begin(200, self._lines(200, _STREAM_LINES), first):
                 self._spoke_at_s = self._loop.time()
@@ -151,7 +149,7 @@ class Client:
         await self.write(first)
 
     async def be_quiet(self) -> None:
-        """The last word has been said: no comment comes after it."""
+        """The last word is about to be said: no comment comes after it."""
         await self._settle(goes_on=False)
 
     def close(self) -> None:

@@ -245,6 +245,8 @@ class Delivery(msgspec.Struct):
                         events = kept
                     if echo is not None:
                         events = echo(events)
+                    if stream.is_done:
+                        await client.be_quiet()
                     if not is_passed_on:
                         await client.begin_stream(events)
                         is_passed_on = True
@@ -253,8 +255,6 @@ class Delivery(msgspec.Struct):
                         break
                     else:
                         await client.write(events)
-                if stream.is_done:
-                    await client.be_quiet()
                 if stream.error is not None:
                     break
         except EngineAway as error:
