@@ -32,7 +32,7 @@ soak: .venv/ready-for-tests
 	SOAK_STEPS=100000 SOAK_KILLS=100 SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(strip $(SEED)) \
 		$(BIN)/python -m pytest --timeout 0 -s \
 		tests/test_plan_cluster.py tests/test_agent_kills.py tests/test_reconcile_drill.py tests/test_gateway_faults.py \
-		tests/test_gateway_wire.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
+		tests/test_gateway_wire.py tests/test_gateway_visits.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
 		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_passes.py \
 		tests/test_bench_routing.py tests/test_bench_weights.py tests/test_agent_faults.py tests/test_door_streams.py \
 		tests/test_catalog_import.py::test_the_bench_runs \
