@@ -35,7 +35,7 @@ soak: .venv/ready-for-tests
 		tests/test_gateway_wire.py tests/test_gateway_visits.py tests/test_gateway_upstream_seams.py tests/test_agent_weights_peers.py \
 		tests/test_bench_agent.py tests/test_bench_gateway.py tests/test_bench_passes.py \
 		tests/test_bench_routing.py tests/test_bench_weights.py tests/test_agent_faults.py tests/test_door_streams.py \
-		tests/test_catalog_import.py::test_the_bench_runs \
+		tests/test_catalog_import_speed.py::test_the_bench_runs \
 		tests/test_nodes_bench_runs.py::test_a_bench_finds_what_an_engine_can_do \
 		tests/test_nodes_bench_runs.py::test_the_generator_adds_less_than_a_millisecond tests/test_nodes_interview.py \
 		tests/test_door_api_fuzz.py
