@@ -8,7 +8,6 @@ from time import monotonic
 import pytest
 
 from catalog.keys import KeyText
-from llmgw.gateway import entrance as module
 from llmgw.gateway.admission import KeyEntry, Refused
 from llmgw.gateway.entrance import Entrance
 from llmgw.gateway.table import LiveTable, Table
@@ -27,7 +26,9 @@ USUAL = {
 }
 
 
-def _entrance(entry: KeyEntry = ENTRY, *, is_plain_http_allowed: bool = True) -> tuple[LiveTable, Entrance]:
+def _entrance(
+    entry: KeyEntry = ENTRY, *, is_plain_http_allowed: bool = True, **bounds: int
+) -> tuple[LiveTable, Entrance]:
     table = LiveTable((), poll_s=1)
     table.current = Table(revision=1, clock_s=CLOCK_S, read_at_s=monotonic(), keys={entry.id: entry})
     return table, Entrance(
@@ -35,6 +36,7 @@ def _entrance(entry: KeyEntry = ENTRY, *, is_plain_http_allowed: bool = True) ->
         PEPPER,
         is_plain_http_allowed=is_plain_http_allowed,
         is_host_allowed=lambda host: host == "llmgw.example",
+        **bounds,
     )
 
 
@@ -103,9 +105,8 @@ async def test_a_header_that_comes_twice_is_looked_at_each_time() -> None:
     assert entrance.known("http", USUAL) is None
 
 
-async def test_ways_in_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAYS_KEPT", 10)
-    _, entrance = _entrance()
+async def test_ways_in_do_not_fill_the_memory() -> None:
+    _, entrance = _entrance(ways_kept=10)
     for number in range(25):
         headers = USUAL | {b"authorization": b"Bearer" + b" " * (number + 1) + KEY.reveal().encode()}
         await entrance.let_in("http", [*headers.items()])

@@ -33,8 +33,9 @@ class Entrance:
         *,
         is_plain_http_allowed: bool,
         is_host_allowed: Callable[[str], bool],
+        ways_kept: int = WAYS_KEPT,
     ) -> None:
-        self._table, self._pepper = table, pepper
+        self._table, self._pepper, self._ways_kept = table, pepper, ways_kept
         self._is_plain_http_allowed = is_plain_http_allowed
         self._is_host_allowed = lru_cache(maxsize=256)(is_host_allowed)
         self._keys = table.current.keys
@@ -60,7 +61,7 @@ class Entrance:
         admission.check_scope(key, for_metrics=for_metrics)
         named = dict(headers)
         if not for_metrics and len(named) == len(headers) and self._table.current.keys is self._keys:
-            if len(self._let_in) >= WAYS_KEPT:
+            if len(self._let_in) >= self._ways_kept:
                 self._let_in.clear()
             self._let_in[_way_of(scheme, named)] = key
         return key
