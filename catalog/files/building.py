@@ -35,7 +35,8 @@ class Building:
     """What of a file has been read so far. A key that is there twice, and what cannot be read, are noted, and
     reading goes on; what costs too much ends it with FileError."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parts_limit: int = PARTS_LIMIT) -> None:
+        self._parts_limit = parts_limit
         self.root: Any = None
         self.lines: dict[Path, int] = {}
         self.faults: list[Placed] = []
@@ -53,8 +54,8 @@ class Building:
 
     def count(self, line: int) -> None:
         self._parts += 1
-        if self._parts > PARTS_LIMIT:
-            says = f"the file has more than {PARTS_LIMIT} keys and values; split the catalog"
+        if self._parts > self._parts_limit:
+            says = f"the file has more than {self._parts_limit} keys and values; split the catalog"
             raise refused(line, "too_large", says)
 
     def key(self, key: str, line: int) -> None:
