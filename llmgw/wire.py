@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._has_gone_on = False
         self._read(data)
-        if self.is_ending:
+        if self._is_said or self.transport.is_closing():
             return
         if self._due is not None:
             due, self._due = self._due, None
@@ -300,7 +300,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._is_in_message = False
         super().on_message_complete()
-        if not self._is_answering:
+        if self.cycle.response_complete:
             self._rests_since_s = self.loop.time()
 
     def on_response_complete(self) -> None:
@@ -308,7 +308,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self._answering is not None:
             self._answering.body.clear()
-        if self.is_ending:
+        if self._is_said or self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
