@@ -49,6 +49,10 @@ class Supervisor(manager.Manager):
     def add(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: str) -> None:
         self.add_process(name, shlex.join(["exec", *command]), env=dict(env), cwd=cwd)
 
+    def loop(self) -> None:
+        super().loop()
+        signal.alarm(0)  # or it might go off in the middle of this process's own end
+
     def _start(self) -> None:
         signal.signal(
             signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM)
