@@ -61,5 +61,5 @@ urlpatterns = [
     path("api/", include(machines_urls)),  # before the nodes themselves, whose names hold slashes
     path("api/", include(monitoring_urls)),
     path("api/", include(nodes_urls)),
-    path("api/<path:rest>", no_such_address),
+    re_path(r"^api/(?P<rest>[\s\S]+)\Z", no_such_address),  # a line may end in it, which a path cannot have
 ]

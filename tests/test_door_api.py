@@ -306,10 +306,9 @@ def test_a_form_is_no_json(api: Api) -> None:
 
 
 def test_addresses_and_methods_that_are_not_there(api: Api) -> None:
-    assert sentence(api("GET", "nowhere/at/all")) == (
-        404,
-        "There is nothing at this address; GET /api/ tells what there is.",
-    )
+    nothing_here = (404, "There is nothing at this address; GET /api/ tells what there is.")
+    assert sentence(api("GET", "nowhere/at/all")) == nothing_here
+    assert sentence(api("PATCH", "keys/%0Aa.b", {})) == nothing_here
     unknown = (404, 'model "nobody" is not in the catalog; check the spelling')
     assert sentence(api("GET", "models/nobody")) == unknown
     assert sentence(api("PUT", "models/nobody", model_form("nobody"))) == unknown
