@@ -12,8 +12,8 @@ import hmac
 import json
 import math
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -82,9 +82,10 @@ async def _ask_each(
         return list(await asyncio.gather(*(seated(session, subject) for subject in subjects)))
 
 
-def open_session() -> Session:
+@asynccontextmanager
+async def open_session() -> AsyncIterator[Session]:
     """What agents are asked through. Whoever asks sets the deadline."""
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         # Before 3.12.8, Python leaves a connection open whose certificate was found wrong.
         connector=aiohttp.TCPConnector(limit=0, force_close=True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -92,6 +93,12 @@ def open_session() -> Session:
         auto_decompress=False,
         trust_env=False,
     )
+    try:
+        yield session
+    finally:
+        # Such a one is aborted last of all, and 3.11.2 fails there where it has come to its end meanwhile.
+        with suppress(AttributeError):
+            await session.close()
 
 
 async def ask(
