@@ -183,8 +183,8 @@ def test_postgresql_restarts_and_the_wall_clock_jumps(world: World) -> None:
             wait_until_the_clock_is(world, away)
             go_on(load)
         world.postgresql.start()
-        wait_until(lambda: "away" not in world.readiness()[1], "it to be back", timeout_s=5)
-        wait_until(lambda: world.gateway.get("/v1/models", stranger)[0] == 401, "it to be asked", timeout_s=5)
+        wait_until(lambda: "away" not in world.readiness()[1], "it to be back")
+        wait_until(lambda: world.gateway.get("/v1/models", stranger)[0] == 401, "it to be asked")
         go_on(load)
         world.clock.jump("+0")
     assert load.answered >= 50
