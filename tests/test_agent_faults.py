@@ -7,6 +7,7 @@ test_agent_instances. Want of memory: test_agent_attempts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -61,7 +62,10 @@ def audit(agent: AgentProcess) -> None:
 
 def held_by(agent: AgentProcess) -> list[str]:
     """What it has open of engines and of files that are gone."""
-    opened = [os.readlink(each) for each in Path(f"/proc/{agent.pid}/fd").iterdir() if each.is_symlink()]
+    opened = []
+    for each in Path(f"/proc/{agent.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            opened.append(os.readlink(each))
     return [each for each in opened if "pidfd" in each or "deleted" in each]
 
 
