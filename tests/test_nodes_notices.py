@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import threading
 import time
@@ -37,7 +36,6 @@ from nodes.models import (
 from nodes.notices import KINDS
 from nodes.troubles import Found
 from nodes.webhooks import (
-    add_webhook,
     edit_webhook,
     pause_webhook,
     remove_webhook,
@@ -46,21 +44,14 @@ from nodes.webhooks import (
 )
 from tests.cast import a_model, a_node, a_replica, alice, edited
 from tests.waiting import wait_until
-from tests.webhook_receiver import Receiver
-
-LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
+from tests.webhook_receiver import Receiver, hook, let_in
 
 
 @pytest.fixture
 def receiver(settings: Any) -> Iterator[Receiver]:
-    settings.LLMGW_WEBHOOK_NETWORKS = LOOPBACK
-    settings.LLMGW_WEBHOOK_TIMEOUT_S = 0.5
+    let_in(settings)
     with Receiver() as receiver:
         yield receiver
-
-
-def hook(receiver: Receiver, name: str = "pager", **told: Any) -> tuple[Webhook, str]:
-    return add_webhook(name, receiver.url, by="alice", door="command", **told)
 
 
 def seen_lately() -> None:

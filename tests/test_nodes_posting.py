@@ -25,21 +25,14 @@ from nodes.webhooks import (
 )
 from tests import raw_engine as raw
 from tests.raw_engine import ENDS, OK, playing
-from tests.webhook_receiver import Receiver
-
-LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
+from tests.webhook_receiver import LOOPBACK, Receiver, hook, let_in
 
 
 @pytest.fixture
 def receiver(settings: Any) -> Iterator[Receiver]:
-    settings.LLMGW_WEBHOOK_NETWORKS = LOOPBACK
-    settings.LLMGW_WEBHOOK_TIMEOUT_S = 0.5
+    let_in(settings)
     with Receiver() as receiver:
         yield receiver
-
-
-def hook(receiver: Receiver, name: str = "pager", **told: Any) -> tuple[Webhook, str]:
-    return add_webhook(name, receiver.url, by="alice", door="command", **told)
 
 
 @pytest.mark.django_db
