@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from catalog.reading import CatalogError, Fault, quote
+from catalog.reading import CatalogError, Fault, quote, shown
 from catalog.secrets import holds_secret, name_in
 from catalog.spec import ModelSpec
 
@@ -87,15 +87,15 @@ def _unhide_profile(profile: Any, raw: Any, stored: ModelSpec | None, faults: li
     if not isinstance(env, Mapping) or HIDDEN not in env.values():
         return profile
     known = stored.profile(profile.get("name")) if stored else None
-    shown: dict[Any, Any] = {}
+    unhidden: dict[Any, Any] = {}
     for name, value in env.items():
         if value != HIDDEN:
-            shown[name] = value
+            unhidden[name] = value
         elif known and name in known.env:
-            shown[name] = known.env[name]
+            unhidden[name] = known.env[name]
         else:
             model, where = str(raw.get("name", "")), str(profile.get("name", ""))
             says = f"env {quote(str(name))} is {HIDDEN}, which stands for nothing stored; type its value"
             sentence = f"model {quote(model)} profile {quote(where)}: {says}"
-            faults.append(Fault(model, where, "env", "hidden", sentence))
-    return {**profile, "env": shown}
+            faults.append(Fault(shown(model), shown(where), "env", "hidden", sentence))
+    return {**profile, "env": unhidden}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from catalog.hiding import unhide_model
 from catalog.names import Neighbours, declared_twice, faults_among, faults_of_removal, ways_that_end
-from catalog.reading import FAULTS_LIMIT, CatalogError, Fault, too_many
+from catalog.reading import FAULTS_LIMIT, CatalogError, Fault, shown, too_many
 from catalog.spec import ModelSpec
 
 FEW = 3  # models that may go without a second word, if others are there afterwards
@@ -161,7 +161,8 @@ def _faults_beside(
         for alias in model.aliases:
             if alias in reading.number_of:
                 number_of[model.name] = reading.number_of[alias]
-    return [PlacedFault(fault, number_of.get(fault.model)) for fault in faults]
+    number_as_shown = {shown(name): number for name, number in number_of.items()}
+    return [PlacedFault(fault, number_as_shown.get(fault.model)) for fault in faults]
 
 
 def _faults_of_lost_names(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from catalog.reading import Fault, quote
+from catalog.reading import Fault, quote, shown
 
 if TYPE_CHECKING:
     from catalog.spec import ModelSpec
@@ -30,22 +30,22 @@ class Neighbours:
 
 
 def declared_twice(name: str) -> Fault:
-    return Fault(name, "", "name", "duplicate", f"model {quote(name)} is declared twice")
+    return Fault(shown(name), "", "name", "duplicate", f"model {quote(name)} is declared twice")
 
 
 def _is_there(name: str) -> Fault:
     sentence = f"model {quote(name)} is in the catalog already; edit it, or choose another name"
-    return Fault(name, "", "name", "duplicate", sentence)
+    return Fault(shown(name), "", "name", "duplicate", sentence)
 
 
 def _collides(model: str, alias: str) -> Fault:
     sentence = f"model {quote(model)}: alias {quote(alias)} collides with another model name"
-    return Fault(model, "", "aliases", "duplicate", sentence)
+    return Fault(shown(model), "", "aliases", "duplicate", sentence)
 
 
 def removed_meanwhile(name: str) -> Fault:
     sentence = f"model {quote(name)} was removed by somebody else just now; add it anew if it is still wanted"
-    return Fault(name, "", "", "conflict", sentence)
+    return Fault(shown(name), "", "", "conflict", sentence)
 
 
 def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fault]:
@@ -63,7 +63,7 @@ def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fa
             elif alias in owners:
                 both = f"{quote(owners[alias])} and {quote(model.name)}"
                 sentence = f"alias {quote(alias)} is claimed by both {both}"
-                faults.append(Fault(model.name, "", "aliases", "duplicate", sentence))
+                faults.append(Fault(shown(model.name), "", "aliases", "duplicate", sentence))
             else:
                 owners[alias] = model.name
     for model in models:
@@ -75,7 +75,7 @@ def faults_among(models: Sequence[ModelSpec], neighbours: Neighbours) -> list[Fa
                 says = "is not in the catalog"
             if says:
                 sentence = f"model {quote(model.name)}: fallback {quote(fallback)} {says}"
-                faults.append(Fault(model.name, "", "fallbacks", "fallback", sentence))
+                faults.append(Fault(shown(model.name), "", "fallbacks", "fallback", sentence))
     return faults
 
 
@@ -86,7 +86,7 @@ def faults_of_removal(model: str, users: Iterable[tuple[str, str]]) -> list[Faul
         what = f"model {quote(model)}" + ("" if name == model else f": alias {quote(name)}")
         why = f"model {quote(user)} falls back to it; change that model's fallbacks first"
         field_ = "name" if name == model else "aliases"
-        faults.append(Fault(model, "", field_, "in_use", f"{what} cannot be removed: {why}"))
+        faults.append(Fault(shown(model), "", field_, "in_use", f"{what} cannot be removed: {why}"))
     return faults
 
 

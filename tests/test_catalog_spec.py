@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from catalog.differences import Difference, differences
@@ -519,6 +519,7 @@ def test_the_order_of_keys_does_not_change_the_fingerprint(raw: dict[str, Any], 
 
 
 @given(st.lists(ALMOST_A_MODEL, max_size=2) | JSON)
+@example([{"name": "\ue000"}, {"name": "\ue000"}])
 def test_whatever_comes_in_is_loaded_or_refused_in_words_that_can_be_shown(raw: Any) -> None:
     try:
         catalog = Catalog.load(raw)
