@@ -37,9 +37,8 @@ def _tally(lasted: list[tuple[str, float]], codes: list[str]) -> Tally:
     return found
 
 
-tallies = st.builds(
-    _tally, st.lists(st.tuples(st.sampled_from(TIMES), seconds), max_size=5), st.lists(st.text(max_size=3))
-)
+codes = st.sampled_from([f"code_{number}" for number in range(CODES_AT_ONCE)])
+tallies = st.builds(_tally, st.lists(st.tuples(st.sampled_from(TIMES), seconds), max_size=5), st.lists(codes))
 
 
 def test_bounds_rise_evenly() -> None:
