@@ -328,10 +328,14 @@ def test_the_tokens_of_a_message_are_counted(room: Room, served: Served) -> None
 # --- who leaves ---------------------------------------------------------------------------
 
 LONG = 400  # tokens, which take seconds
+TO_THE_LAST = {"ignore_eos": True}
+"""A model of chance may end at any token."""
 
 
 def _close_a_stream(room: Room, served: Served) -> None:
-    with room.openai.chat.completions.create(**asking(served, LONG), stream=True) as stream:
+    with room.openai.chat.completions.create(
+        **asking(served, LONG), stream=True, extra_body=TO_THE_LAST
+    ) as stream:
         next(stream)
         wait_until(served.running, "the engine to work")
 
@@ -359,11 +363,11 @@ def _cancel(room: Room, served: Served, path: str, **fields: Any) -> None:
 
 
 def _cancel_a_chat(room: Room, served: Served) -> None:
-    _cancel(room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG)
+    _cancel(room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG, **TO_THE_LAST)
 
 
 def _cancel_a_text(room: Room, served: Served) -> None:
-    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG)
+    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG, **TO_THE_LAST)
 
 
 def _cancel_a_message(room: Room, served: Served) -> None:
