@@ -307,9 +307,11 @@ def _aim(job: Job, options: Options, rank: Rank) -> Iterator[tuple[Aim, str]]:
     replica = rank.replica
     if options.through == DIRECTLY:
         assert rank.port is not None, "what is ready listens"
-        origin = engine_url(rank.node.address, rank.port)
-        key = ClusterKey.chosen(cluster_keys(), replica.key_id)
-        yield Aim(origin, key.replica_key(str(replica.pk), replica.generation)), replica.model_name
+        origin = engine_url(rank.node.address, rank.port, rank.certificate)
+        key = ClusterKey.chosen(cluster_keys(), replica.key_id).replica_key(
+            str(replica.pk), replica.generation
+        )
+        yield Aim(origin, key, rank.certificate), replica.model_name
         return
     assert job.model is not None
     with transaction.atomic():

@@ -142,7 +142,9 @@ def carry_out(job: Job, report: jobs.Report) -> Mapping[str, Any]:
         engine=launch.engine,
         args=launch.profile.get("args"),
     )
-    subject = Subject(origin.url, origin.key, adapter, claims, origin.context_length)
+    subject = Subject(
+        origin.url, origin.key, adapter, claims, origin.context_length, certificate=origin.certificate
+    )
     interview = Interview(subject, patience_s=patience_s)
 
     def progress() -> jobs.Progress:

@@ -83,14 +83,14 @@ async def _ask_each(
 
 
 @asynccontextmanager
-async def open_session() -> AsyncIterator[Session]:
-    """What agents are asked through. Whoever asks sets the deadline."""
+async def open_session(*, connect_s: float | None = None, unpacks: bool = False) -> AsyncIterator[Session]:
+    """What agents are asked through, and engines past the gateway. Whoever asks sets the deadline."""
     session = aiohttp.ClientSession(
         # Before 3.12.8, Python leaves a connection open whose certificate was found wrong.
         connector=aiohttp.TCPConnector(limit=0, force_close=True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED),
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+        auto_decompress=unpacks,
         trust_env=False,
     )
     try:
@@ -147,12 +147,17 @@ async def opened(
                 **(headers or {}),
             },
             allow_redirects=False,
-            ssl=aiohttp.Fingerprint(bytes.fromhex(node.certificate)) if node.certificate else True,
+            ssl=trust_in(node.certificate),
         )
         if response.status != 401 or key is last:
             break
         response.close()
     return response
+
+
+def trust_in(certificate: str) -> aiohttp.Fingerprint | bool:
+    """certificate: the checksum of the one that must be shown, empty where the system's authorities judge."""
+    return aiohttp.Fingerprint(bytes.fromhex(certificate)) if certificate else True
 
 
 async def read_answer(response: aiohttp.ClientResponse, limit: int = ANSWER_LIMIT_BYTES) -> Answer:

@@ -23,6 +23,7 @@ import uvloop
 from nodes.bench.answers import TOKEN, count, has_token, message_of, usage_of
 from nodes.bench.asks import Ask
 from nodes.bench.figures import Outcome
+from nodes.certificates import is_shown, unproven
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
@@ -42,10 +43,13 @@ ERROR = b'data: {"error"'
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where requests go. Raises ValueError where that is no address."""
+    """Where requests go. certificate: the checksum of the one that an engine must show; empty where the
+    system's authorities vouch for whatever is there, as for a gateway. `place` raises ValueError where the
+    origin is no address."""
 
     origin: str
     key: str = field(repr=False)
+    certificate: str = ""
 
     @property
     def place(self) -> tuple[str, int, bool]:
@@ -189,7 +193,8 @@ class _Connections:
 
     def __init__(self, aim: Aim) -> None:
         self._host, self._port, is_tls = aim.place
-        self._ssl = ssl.create_default_context() if is_tls else None
+        self._certificate = aim.certificate
+        self._ssl = _trust(aim.certificate) if is_tls else None
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._head = (
             f"POST {PATH} HTTP/1.1\r\nHost: {host}:{self._port}\r\nAuthorization: Bearer {aim.key}\r\n"
@@ -220,7 +225,7 @@ class _Connections:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: _Connection(self), self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError:
@@ -230,6 +235,10 @@ class _Connections:
         except (OSError, UnicodeError):  # a name that cannot be one is the latter
             exchange.fail("it refused the connection")
         else:
+            if self._certificate and not is_shown(transport, self._certificate):
+                connection.abort()
+                exchange.fail("it shows another certificate than it was started with")
+                return
             connection.ask(exchange)
 
     def put_back(self, connection: _Connection) -> None:
@@ -255,6 +264,10 @@ class _Connections:
                     self.close()
                     self._lost.clear()
                     await self._lost.wait()
+
+
+def _trust(certificate: str) -> ssl.SSLContext:
+    return unproven() if certificate else ssl.create_default_context()
 
 
 class _Connection(asyncio.Protocol):

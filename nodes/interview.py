@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from nodes.checks import CHECKS, Claims, Finding, Reply, asking, judging, read_reply, read_stream
+from nodes.conversation import Session, open_session, trust_in
 from nodes.engines import Adapter
 from nodes.exposition import read_samples
 
@@ -27,8 +28,6 @@ POLL_S = 0.1
 PREFIXES = 2
 LONG_PATIENCE = 3  # times: for prompts as long as the context
 
-Session = aiohttp.ClientSession
-
 
 class EngineGone(Exception):
     """The engine cannot be asked any more. The text finishes "the replica ..."."""
@@ -36,13 +35,15 @@ class EngineGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The engine that is asked. own_length: its context by its own word, 0 where it has not told."""
+    """The engine that is asked. own_length: its context by its own word, 0 where it has not told.
+    certificate: the checksum of the one it must show, empty where it has none."""
 
     origin: str
     key: str
     adapter: Adapter
     claims: Claims
     own_length: int = 0
+    certificate: str = ""
 
 
 class Interview:
@@ -59,11 +60,7 @@ class Interview:
     async def hold(self) -> None:
         """Raises EngineGone."""
         steps = self._steps()
-        connector = aiohttp.TCPConnector(force_close=True)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-        ) as session:
+        async with open_session(connect_s=CONNECT_S, unpacks=True) as session:
             for number, (check, step) in enumerate(steps):
                 self.step, self.part = CHECKS[check], number / len(steps)
                 self.findings.append(await step(session))
@@ -230,8 +227,8 @@ class Interview:
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Of this engine and of nobody whom it names: it is not followed elsewhere."""
         headers = {"Authorization": f"Bearer {self._subject.key}", "Accept-Encoding": "identity"}
-        url = self._subject.origin + path
-        return session.request(method, url, json=body, headers=headers, allow_redirects=False)
+        url, trust = self._subject.origin + path, trust_in(self._subject.certificate)
+        return session.request(method, url, json=body, headers=headers, allow_redirects=False, ssl=trust)
 
     async def _post(
         self, session: Session, body: Mapping[str, Any], *, patience_s: float | None = None
@@ -287,6 +284,8 @@ class Interview:
                 self._begun(session, "GET", self._subject.adapter.health_path) as response,
             ):
                 status = response.status
+        except aiohttp.ServerFingerprintMismatch:
+            raise EngineGone("shows another certificate than its engine was started with") from None
         except (aiohttp.ClientError, OSError, TimeoutError):
             raise EngineGone("is gone: its engine takes no connection any more") from None
         if status != 200:

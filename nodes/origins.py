@@ -15,13 +15,15 @@ from nodes.stale import launch_from
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """url: of the engine itself. version: as its node tells; empty is unknown. gpu: such as "2 h100", empty
-    on a processor. context_length: by the engine's own word, 0 where it has not told."""
+    """url: of the engine itself; certificate: the checksum of the one it must show, empty where it has none.
+    version: as its node tells; empty is unknown. gpu: such as "2 h100", empty on a processor. context_length:
+    by the engine's own word, 0 where it has not told."""
 
     replica: str
     url: str
     key: str
     launch: Launch
+    certificate: str = ""
     version: str = ""
     gpu: str = ""
     context_length: int = 0
@@ -41,7 +43,8 @@ def origin_of(replica: Replica) -> Origin | None:
     pk = str(replica.pk)
     return Origin(
         replica=pk,
-        url=engine_url(rank.node.address, rank.port),
+        url=engine_url(rank.node.address, rank.port, rank.certificate),
+        certificate=rank.certificate,
         key=ClusterKey.chosen(cluster_keys(), replica.key_id).replica_key(pk, replica.generation),
         launch=launch,
         version=engines.get(launch.engine) or "",
@@ -50,7 +53,7 @@ def origin_of(replica: Replica) -> Origin | None:
     )
 
 
-def engine_url(address: str, port: int) -> str:
-    """Engines listen on the host that their agent listens on."""
-    host = urlsplit(address).hostname or ""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def engine_url(address: str, port: int, certificate: str) -> str:
+    """Engines listen on the host that their agent listens on, and speak TLS where they have a certificate."""
+    scheme, host = "https" if certificate else "http", urlsplit(address).hostname or ""
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

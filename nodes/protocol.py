@@ -169,7 +169,8 @@ class RankReport:
     the cluster's keys its own was derived from. meeting: HOST:PORT where this rank waits for the others of
     its replica. attempt: the number of its process, by which its log is asked for; attempts: the last that
     ended. context_length: in tokens, what one request may have, its answer included, by the engine's own
-    word.
+    word. certificate: SHA-256 of the one that its port shows, in hex; empty where that speaks plain HTTP, as
+    every older agent's does.
     """
 
     replica: str
@@ -197,6 +198,7 @@ class RankReport:
     attempt: int | None = None
     attempts: Sequence[AttemptReport] = ()
     context_length: int | None = None
+    certificate: str = ""
 
 
 HELD, PARTIAL = "held", "partial"
@@ -247,9 +249,10 @@ class SharedWeights:
 class StateReport:
     """Everything a node says of itself. None is unknown and excludes nobody; memory in MiB, disk in bytes.
     cpu_cores: those that its engines may use, threads counted. runs_gangs: whether its agent runs one rank of
-    a replica over several nodes. instance: this life of its agent; follows: the lives before it, the last
-    first. weights: sources of launches that are here; holdings: what is in its store. room_bytes: what the
-    store could take yet, with what it would make room by."""
+    a replica over several nodes. engine_tls: whether it starts engines with a certificate. instance: this
+    life of its agent; follows: the lives before it, the last first. weights: sources of launches that are
+    here; holdings: what is in its store. room_bytes: what the store could take yet, with what it would make
+    room by."""
 
     cluster: str
     node: str
@@ -263,6 +266,7 @@ class StateReport:
     labels: Mapping[str, str] = field(default_factory=dict)
     fabric: str = ""
     runs_gangs: bool = False
+    engine_tls: bool = False
     memory_total_mib: int | None = None
     memory_free_mib: int | None = None
     cpu_model: str = ""

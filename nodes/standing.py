@@ -17,6 +17,7 @@ from django.conf import settings
 from catalog.models import Event, Revision
 from nodes import snapshot as values
 from nodes.agents import Observation, report_from
+from nodes.certificates import is_checksum
 from nodes.instances import Instance, instance_of, restored_says, second_says
 from nodes.kept import Kept
 from nodes.models import Claim, Load, Node, Rank, Replica, Weights
@@ -139,9 +140,12 @@ class Standing:
         row = self.replicas[str(rank.replica_id)]
         if said.generation > row.generation:  # this database was restored; the agent has seen more
             self.write(row, generation=said.generation)
-        port = _within(said.port, 65_535)
+        certificate, port = said.certificate, _within(said.port, 65_535)
+        if certificate and not is_checksum(certificate):  # its key is not said to whoever answers there
+            certificate, port = "", None
         context_length = _within(said.context_length)
-        if rank.rank == 0 and (rank.port, rank.context_length) != (port, context_length):
+        asked = (rank.port, rank.certificate, rank.context_length)
+        if rank.rank == 0 and asked != (port, certificate, context_length):
             self.rerouted.add(row.pk)
         exit_code = said.exit_code
         self.said[rank.pk] = said
@@ -150,6 +154,7 @@ class Standing:
             state=said.state if said.state in RANK_STATES else STARTING,
             reason=said.reason,
             port=port,
+            certificate=certificate,
             pid=_within(said.pid),
             command=list(said.command),
             exit_code=exit_code if exit_code is None or abs(exit_code) <= COLUMN_LIMIT else None,

@@ -249,7 +249,14 @@ def test_an_engine_listens_where_its_agent_does(address: str, origin: str) -> No
     replica = make_replica(make_model(), ENGINE)
     Node.objects.update(address=address)
     change(replica)
-    assert [entry.target.origin for entry in _read().replicas.values()] == [origin]
+    table = _read()
+    assert [entry.target.origin for entry in table.replicas.values()] == [origin]
+    for certificate in ("a" * 64, "b" * 64):  # and when it was started anew with another
+        Rank.objects.update(certificate=certificate)
+        change(replica)
+        table = _read(table)
+        (target,) = (entry.target for entry in table.replicas.values())
+        assert (target.origin, target.certificate) == (origin.replace("http:", "https:"), certificate)
 
 
 @pytest.mark.django_db

@@ -10,7 +10,9 @@ import shutil
 import ssl
 import subprocess
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ import uvloop
 from llmgw.gateway.connection import AHEAD_BYTES, LARGE_BYTES, PIECE_BYTES, RACE_S, Connection
 from llmgw.gateway.routing import Target
 from llmgw.gateway.upstream import EngineAway
+from nodes.certificates import checksum_of
 from tests.raw_engine import (
     ENDS,
     FINE,
     HI,
     OK,
     RESETS,
+    RawEngine,
     Turn,
     ask,
     asking,
@@ -366,23 +370,73 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("is_trusted", "makes"),
-    [
-        pytest.param(True, FINE, id="its certificate is trusted"),
-        pytest.param(False, ("refused the connection", b"", ""), id="nobody knows its certificate"),
-    ],
-)
-async def test_an_engine_behind_tls_where(
-    is_trusted: bool, makes: tuple[int | str, bytes, str], certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+@asynccontextmanager
+async def certified(certificate: Path, *turns: Turn) -> AsyncIterator[RawEngine]:
+    """An engine that shows it, and a target that knows it by it."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate)
-    async with playing(says(HI), tls=tls) as engine, asking() as upstream:
-        assert [await outcome(upstream, engine) for _ in range(2)] == [makes] * 2
-        assert len(engine.requests) == (2 if is_trusted else 0)
+    async with playing(*turns, tls=tls) as engine:
+        engine.target = _known_by(engine.target, certificate)
+        yield engine
+
+
+def _known_by(target: Target, certificate: Path) -> Target:
+    return replace(target, certificate=checksum_of(certificate.read_text()))
+
+
+@pytest.mark.parametrize(
+    "at", [asyncio, uvloop], ids=["on the standard library's loop", "on the one that serves"]
+)
+def test_an_engine_is_known_by_its_certificate_and_by_no_name_or_date(at: Any, certificate: Path) -> None:
+    async def knows() -> None:
+        async with certified(certificate, says(HI)) as engine, asking() as upstream:
+            assert [await outcome(upstream, engine) for _ in range(2)] == [FINE] * 2
+            assert len(engine.connections) == 1
+            known, engine.target = engine.target, replace(engine.target, certificate="0" * 64)
+            assert await outcome(upstream, engine) == (STRANGE, b"", "")
+            engine.target = replace(engine.target, certificate="")
+            assert await outcome(upstream, engine) == (STRANGE, b"", "")
+            assert len(engine.requests) == 2, "it has heard of none of the others"
+            engine.target = known
+            assert await outcome(upstream, engine) == FINE
+
+    at.run(knows())
+
+
+STRANGE = "shows another certificate than it was started with"
+
+
+async def test_an_engine_that_is_to_speak_tls_is_told_nothing_in_the_clear(certificate: Path) -> None:
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(1000))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with asking() as upstream, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        target = Target("replica", "m", f"https://127.0.0.1:{port}", "key", certificate="0" * 64)
+        with (
+            watching() as watch,
+            pytest.raises(EngineAway, match="does not speak TLS as its node tells") as no,
+        ):
+            await ask(upstream, target, watch)
+    assert no.value.is_absent
+    assert len(heard) == 1
+    assert b"POST" not in heard[0]
+    async with certified(certificate, says(HI)) as engine, asking() as upstream:
+        engine.target = replace(engine.target, origin=engine.target.origin.replace("https", "http"))
+        assert (await outcome(upstream, engine))[0] == "closed the connection"
+        assert engine.requests == []
+
+
+async def test_a_greeting_over_tls_has_the_time_that_a_connection_has() -> None:
+    async with playing(Turn()) as engine, asking() as upstream:
+        target = replace(engine.target, origin=engine.target.origin.replace("http", "https"))
+        with watching() as watch, pytest.raises(EngineAway, match="did not accept a connection in time"):
+            await upstream.ask(target, "/v1", b"{}", {}, watch, connect_s=0.1, first_byte_s=5)
+        await engine.closed()
 
 
 # --- the gateway's own questions ------------------------------------------------------------------------

@@ -123,6 +123,29 @@ def test_the_context_that_an_engine_tells_is_kept_and_routed_by(agent_of: Callab
         assert (rank.context_length, Revision.current() > seen) == (kept, has_changed)
 
 
+def test_the_certificate_that_an_engine_shows_is_kept_and_routed_by(
+    agent_of: Callable[..., FakeAgent],
+) -> None:
+    """One that is no checksum makes nobody ask in the clear instead."""
+    agent = agent_of()
+    add_model()
+    one_pass()
+    one_pass()
+    rank = Rank.objects.get()
+    port = rank.port
+    assert (rank.certificate, port is not None) == ("", True)
+    for told, kept in (("ab" * 32, ("ab" * 32, port)), ("cd" * 32, ("cd" * 32, port)), ("x", ("", None))):
+        seen = Revision.current()
+        agent.become(rank.replica_id, READY, certificate=told)
+        one_pass()
+        rank.refresh_from_db()
+        assert ((rank.certificate, rank.port), Revision.current() > seen) == (kept, True)
+    agent.become(rank.replica_id, READY, certificate="")  # as an older agent does, which says nothing of it
+    one_pass()
+    rank.refresh_from_db()
+    assert (rank.certificate, rank.port) == ("", port)
+
+
 def test_an_answer_to_a_command_may_be_nonsense(agent_of: Callable[..., FakeAgent]) -> None:
     """It was carried out all the same, and the next report tells."""
     agent = agent_of(lies_in_answers=True)

@@ -12,6 +12,7 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from llmgw.gateway.connection import Broken, Connection
+from nodes.certificates import is_shown, unproven
 
 
 class Absent(Exception):
@@ -19,12 +20,15 @@ class Absent(Exception):
 
 
 class Pool:
-    """`origin` is `http://host:port`, or https. At most `limit` connections at a time."""
+    """`origin` is `http://host:port`, or https and then nobody's who does not show `certificate`. At most
+    `limit` connections at a time."""
 
-    def __init__(self, origin: str, loop: asyncio.AbstractEventLoop, *, limit: int) -> None:
+    def __init__(
+        self, origin: str, loop: asyncio.AbstractEventLoop, *, limit: int, certificate: str = ""
+    ) -> None:
         parts = urlsplit(origin)
-        self._host = parts.hostname or ""
-        self._trust = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._certificate = parts.hostname or "", certificate
+        self._trust = unproven() if parts.scheme == "https" else None
         self._port = parts.port or (80 if self._trust is None else 443)
         self._loop, self._limit = loop, limit
         self._all: set[Connection] = set()
@@ -56,12 +60,16 @@ class Pool:
         is_made = False
         try:
             async with asyncio.timeout(connect_s):
-                await self._loop.create_connection(
+                transport, _ = await self._loop.create_connection(
                     lambda: connection, self._host, self._port, ssl=self._trust
                 )
+            if self._trust is not None and not is_shown(transport, self._certificate):
+                raise Absent("shows another certificate than it was started with")
             is_made = True
         except TimeoutError as error:
             raise Absent("did not accept a connection in time") from error
+        except ssl.SSLError as error:
+            raise Absent("does not speak TLS as its node tells") from error
         except (OSError, UnicodeError) as error:  # a name that cannot be one is the latter
             raise Absent("refused the connection") from error
         finally:

@@ -211,6 +211,7 @@ class Relay:
             for name, target in tried.items()
             if (entry := replicas.get(name)) is not None
             and (entry.target.origin, entry.target.key) == (target.origin, target.key)
+            and entry.target.certificate == target.certificate
         ]
 
     async def _try(

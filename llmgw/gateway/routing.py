@@ -47,9 +47,9 @@ _NOBODY: Sequence[int] = ()
 @dataclass(frozen=True, slots=True)
 class Target:
     """A replica that may be sent requests. `served_name` is the name it was launched under, the only one
-    its engine is known to answer to; `origin` is `http://host:port` of its rank 0; `key` is the replica's
-    own. `context_length` is what the running engine says a request may use, else what it was launched with; 0
-    where neither is known."""
+    its engine is known to answer to; `origin` is `http://host:port` of its rank 0, or https and then
+    `certificate` the checksum of the one it must show; `key` is the replica's own. `context_length` is what
+    the running engine says a request may use, else what it was launched with; 0 where neither is known."""
 
     replica: str
     served_name: str
@@ -58,6 +58,7 @@ class Target:
     weight: float = 1.0
     engine: str = ""
     context_length: int = 0
+    certificate: str = ""
 
     def __repr__(self) -> str:
         return f"Target({self.replica!r}, {self.served_name!r}, {self.origin!r})"

@@ -224,18 +224,20 @@ def _replicas(
         "replica__launch__context_length",
         "node__address",
         "port",
+        "certificate",
         "context_length",
     )
     for row in first_ranks:
         replica, generation, key_id, model, profile = row[:5]
-        served_name, engine, launched_length, address, port, length = row[5:]
+        served_name, engine, launched_length, address, port, certificate, length = row[5:]
         if port is None:
             continue
         uuid = str(replica)
         target = Target(
             replica=uuid,
             served_name=served_name or "",
-            origin=engine_url(address, port),
+            origin=engine_url(address, port, certificate),
+            certificate=certificate,
             key=ClusterKey.chosen(cluster_keys, key_id).replica_key(uuid, generation),
             engine=engine or "",
             context_length=launched_length or 0 if length is None else length,

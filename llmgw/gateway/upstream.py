@@ -97,7 +97,7 @@ class Upstream:
 
     def __init__(self, *, connections: int = CONNECTIONS) -> None:
         self._connections = connections
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[tuple[str, str], Pool] = {}  # by where each is, and its certificate
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look: asyncio.TimerHandle | None = None
 
@@ -128,7 +128,7 @@ class Upstream:
         head = b"%bContent-Length: %d\r\n\r\n" % (head, len(body))
         stale = None
         try:
-            pool = self._pools.get(target.origin)
+            pool = self._pools.get((target.origin, target.certificate))
             if pool is not None and (kept := pool.take()) is not None:
                 answer = Answer(kept, watch=watch)
                 try:
@@ -145,7 +145,7 @@ class Upstream:
                 except BaseException:
                     answer.close()
                     raise
-            asking = self._ask_anew(target.origin, head, body, watch, connect_s)
+            asking = self._ask_anew(target, head, body, watch, connect_s)
             return await watch.within(first_byte_s, asking)
         except Absent as absent:
             raise _away(stale or absent) from absent  # who was there a moment ago may have heard it after all
@@ -172,27 +172,30 @@ class Upstream:
             watch.close()
 
     async def _ask_anew(
-        self, origin: str, head: bytes, body: bytes, watch: Watch, connect_s: float
+        self, target: Target, head: bytes, body: bytes, watch: Watch, connect_s: float
     ) -> Answer:
-        connection = await self._pool(origin).another(connect_s)
+        connection = await self._pool(target).another(connect_s)
         answer = Answer(connection, watch=watch)
         await connection.ask(head, body, answer)
         return answer
 
-    def _pool(self, origin: str) -> Pool:
-        pool = self._pools.get(origin)
+    def _pool(self, target: Target) -> Pool:
+        where = target.origin, target.certificate
+        pool = self._pools.get(where)
         if pool is None:
             assert self._loop is not None, "start comes first"
-            pool = self._pools[origin] = Pool(origin, self._loop, limit=self._connections)
+            pool = self._pools[where] = Pool(
+                target.origin, self._loop, limit=self._connections, certificate=target.certificate
+            )
         return pool
 
     def _look_after(self) -> None:
         assert self._loop is not None
         now_s = self._loop.time()
-        for origin, pool in list(self._pools.items()):
+        for where, pool in list(self._pools.items()):
             pool.expire(now_s)
             if pool.is_empty:
-                del self._pools[origin]
+                del self._pools[where]
         self._look = self._loop.call_later(LOOK_EVERY_S, self._look_after)
 
 

@@ -77,7 +77,12 @@ class ReplicaAdmin(ReadOnlyAdmin):
     fieldsets = (
         (
             None,
-            {"fields": ("of", "state_shown", "reason_shown", "wanted_shown", "where", "gpus", "engine_load")},
+            {
+                "fields": (
+                    *("of", "state_shown", "reason_shown", "wanted_shown", "where", "shows"),
+                    *("gpus", "engine_load"),
+                )
+            },
         ),
         ("Engine check", {"fields": ("checked",)}),
         ("Differs from the catalog", {"fields": ("stale_shown", "stale_why", "profile_differences")}),
@@ -136,9 +141,15 @@ class ReplicaAdmin(ReadOnlyAdmin):
             count = len(rank.claims.all())
             gpus = f"{count} {'GPU' if count == 1 else 'GPUs'}" if count else "no GPU"
             port = f":{rank.port}" if rank.port else ""
+            tls = ", over TLS" if rank.certificate else ""
             pid = f", pid {rank.pid}" if rank.pid else ""
-            lines.append((sentence(rank.node.name + port), said(gpus + pid)))
+            lines.append((sentence(rank.node.name + port), said(gpus + pid + tls)))
         return format_html_join("", "{}{}", lines) or "-"
+
+    @admin.display(description="its certificate")
+    def shows(self, replica: Replica) -> str:
+        rank = next(iter(replica.ranks.all()), None)
+        return f"SHA-256 {rank.certificate}" if rank and rank.certificate else "none: plain HTTP"
 
     @admin.display(description="GPUs")
     def gpus(self, replica: Replica) -> str:

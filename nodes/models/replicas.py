@@ -86,6 +86,9 @@ class Rank(models.Model):
     state = models.CharField(max_length=10, choices=Replica.State, default=Replica.State.PENDING)
     reason = models.TextField(blank=True)
     port = models.PositiveIntegerField(null=True)
+    certificate = models.CharField(
+        max_length=64, blank=True, help_text="SHA-256 of the one that its port shows; empty: plain HTTP"
+    )
     pid = models.PositiveIntegerField(null=True)
     command = models.JSONField(default=list)
     exit_code = models.IntegerField(null=True)

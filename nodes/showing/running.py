@@ -160,6 +160,7 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
         "created_at": replica.created_at.isoformat(),
         "node": head.node.name if head else None,
         "port": head.port if head else None,
+        "certificate": head.certificate if head else "",
         "pid": head.pid if head else None,
         "ranks": [
             {
@@ -168,6 +169,7 @@ def replica_as_dict(replica: Replica, *, sees_env: bool = False) -> dict[str, An
                 "state": rank.state,
                 "reason": rank.reason,
                 "port": rank.port,
+                "certificate": rank.certificate,
                 "pid": rank.pid,
                 "gpus": [claim.gpu for claim in rank.claims.all()],
                 "exit_code": rank.exit_code,

@@ -101,7 +101,8 @@ def _line(told: dict[str, Any], word: str) -> tuple[object, ...]:
     state = told["state"] if told["wanted"] == Replica.Wanted.RUN else f"{told['state']}, to {told['wanted']}"
     fields = ", ".join(each["field"] for each in told["differences"] + told["launch_differences"])
     stale = f"{word} ({fields})" if fields else word
-    place = (told["node"] or "", told["port"] or "")
+    tls = " (TLS)" if told["certificate"] else ""
+    place = (told["node"] or "", f"{told['port']}{tls}" if told["port"] else "")
     if told["deadline_s"] is not None:
         state += f", {span_words(told['deadline_s'])} left"
     return (told["id"][:8], _name(told), *place, state, ago(told["age_s"]), stale, told["reason"])
