@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -52,13 +53,22 @@ class Answer:
 
 
 def ask(
-    url: str, method: str = "GET", *, body: Any = None, headers: Mapping[str, str] | None = None
+    url: str,
+    method: str = "GET",
+    *,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    certificate: Path | None = None,
 ) -> Answer:
-    """`body` is sent as it is when it is bytes, and as JSON otherwise."""
+    """`body` is sent as it is when it is bytes, and as JSON otherwise. `certificate`: the only one that is
+    trusted, by whatever name it goes."""
+    trust = None if certificate is None else ssl.create_default_context(cafile=certificate)
+    if trust is not None:
+        trust.check_hostname = False
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, method=method, data=data, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30, context=trust) as answer:
             return Answer(answer.status, answer.read(), dict(answer.headers))
     except urllib.error.HTTPError as error:
         with error:
@@ -66,14 +76,23 @@ def ask(
 
 
 class AgentProcess:
-    """An agent in `folder`. Leaving the `with` ends it and every engine of its node."""
+    """An agent in `folder`. Leaving the `with` ends it and every engine of its node. `tls`: what its door
+    shows, and the key of that."""
 
-    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        self.folder, self.options = folder, options
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
+        self.certificate = tls[0] if tls else None
+        shown = ("--tls-certificate", str(tls[0]), "--tls-key", str(tls[1])) if tls else ()
+        self.folder, self.options = folder, (*shown, *options)
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self.node, self.token = str(uuid.uuid4()), TOKEN
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' * bool(tls)}://127.0.0.1:{self.port}"
         self.state_folder = folder / "state"
         self.identity = folder / "identity.json"
         self.identity.touch(0o600)
@@ -180,6 +199,7 @@ class AgentProcess:
             method,
             body=body,
             headers={"Authorization": f"Bearer {self.token}", **(headers or {})},
+            certificate=self.certificate,
         )
 
     def state(self) -> Any:

@@ -31,6 +31,8 @@ def _options(engine: str) -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True)
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--ssl-certfile", default="")
+    parser.add_argument("--ssl-keyfile", default="")
     if engine == "vllm":
         parser.add_argument("model")
         parser.add_argument("--max-model-len", default="8192")
@@ -59,6 +61,7 @@ def main(engine: str) -> None:
         sys.exit("ValueError: Invalid repository ID or local directory specified: no config.json")
     sim = ["-m", "nodes.agent.sim", "--model", options.served_model_name]
     sim += ["--host", options.host, "--port", options.port, "--context-length", options.max_model_len]
+    sim += ["--ssl-certfile", options.ssl_certfile, "--ssl-keyfile", options.ssl_keyfile]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_API_KEY": key}
     os.execve(sys.executable, [sys.executable, *sim], env)
 

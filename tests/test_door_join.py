@@ -258,6 +258,9 @@ def test_a_token_opens_nothing_else_and_nothing_else_opens_its_door() -> None:
 # --- the code ---------------------------------------------------------------------------------------------
 
 
+SHARED = ("certificates", "exposition", "progress", "protocol", "tickets")
+
+
 @pytest.mark.one_database
 def test_the_code_is_the_same_each_time_and_only_what_an_agent_needs() -> None:
     made = bundle()
@@ -268,7 +271,7 @@ def test_the_code_is_the_same_each_time_and_only_what_an_agent_needs() -> None:
         re.sub(r"recorded/vllm/\w+\.log", "recorded/vllm/oom.log", name) for name in names
     }
     beside = {name for name in names if not name.startswith(("catalog/", "nodes/agent/", "nodes/engines/"))}
-    shared = {f"nodes/{name}.py" for name in ("__init__", "exposition", "progress", "protocol", "tickets")}
+    shared = {f"nodes/{name}.py" for name in ("__init__", *SHARED)}
     assert beside == {"__main__.py", ".constraints.txt", *shared}
     assert not {"catalog/models.py", "catalog/actions/__init__.py", "catalog/hub.py"} & set(names)
 
@@ -343,6 +346,7 @@ def test_a_node_is_added_in_the_admin_by_a_line_that_is_shown_once(client: Clien
             "labels": "zone=a",
             "expires_in": "30m",
             "plain_http": "on",
+            "engine_tls": "on",
             "why": "new rack",
         },
     )
@@ -350,7 +354,7 @@ def test_a_node_is_added_in_the_admin_by_a_line_that_is_shown_once(client: Clien
     token = JoinToken.objects.get()
     (text,) = re.findall(r"llmgw_\w{46,}", html)
     assert find_join_token(text) == token
-    assert "--plain-http" in text_of(html)
+    assert "--plain-http --engine-tls" in text_of(html)
     assert bundle().sha256 in html
     assert "no-store" in answer["Cache-Control"]
     assert token.expires_at - token.created_at == timedelta(minutes=30)

@@ -23,6 +23,14 @@ RECORDINGS = {
             "this version."
         ),
     ),
+    "notls": (
+        "no_tls",
+        "node",
+        (
+            "This build of llama-server speaks no TLS, which --engine-tls asks for; put one that was built "
+            "with OpenSSL on the node, or start its agent without --engine-tls."
+        ),
+    ),
     "badval": (
         "bad_argument",
         "configuration",

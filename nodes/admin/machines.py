@@ -69,7 +69,7 @@ class NodeAdmin(ReadOnlyAdmin):
         ("GPUs", {"fields": ("gpus", "gpu_map")}),
         ("Runs", {"fields": ("runs_table",)}),
         ("Weights", {"fields": ("disk", "weights_table")}),
-        ("Has", {"fields": ("engines", "labels", "fabric", "cpu", "memory")}),
+        ("Has", {"fields": ("engines", "engines_speak", "labels", "fabric", "cpu", "memory")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Node]:
@@ -182,6 +182,12 @@ class NodeAdmin(ReadOnlyAdmin):
         report = last_report(node)
         told = report.labels.items() if report else ()
         return sentence(", ".join(f"{key}={value}" for key, value in told)) or "-"
+
+    @admin.display(description="engines speak")
+    def engines_speak(self, node: Node) -> str:
+        """Those that start from now on; each replica's page tells what its own does."""
+        report = last_report(node)
+        return "TLS" if report and report.engine_tls else "plain HTTP" if report else "not told"
 
     @admin.display(description="fabric")
     def fabric(self, node: Node) -> str:

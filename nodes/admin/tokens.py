@@ -35,7 +35,13 @@ class JoinTokenForm(forms.ModelForm):
     expires_in = SpanField("expires_in", "up to 168h; empty: 1h", "1h")
     plain_http = forms.BooleanField(
         label="Plain HTTP beyond loopback",
-        help_text="gateways reach its engines without TLS, over a network that is trusted or encrypted",
+        help_text="gateways reach its engines without TLS, unless the agent is told --engine-tls; over a "
+        "network that is trusted or encrypted",
+        required=False,
+    )
+    engine_tls = forms.BooleanField(
+        label="TLS to its engines",
+        help_text="they answer gateways over TLS alone (--engine-tls), with the agent's own certificate",
         required=False,
     )
     why = why_field()
@@ -61,7 +67,7 @@ class JoinTokenAdmin(VerbAdmin):
     form = JoinTokenForm
     list_display = ("id", "whom", "state", "by", "created_at", "expires_at", "used_by")
     search_fields = ("id", "node_name", "by")
-    fields = ("node_name", "labels", "expires_in", "plain_http", "why")
+    fields = ("node_name", "labels", "expires_in", "plain_http", "engine_tls", "why")
     actions: ClassVar[list[Any]] = ["revoke"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[JoinToken]:
@@ -118,7 +124,8 @@ class JoinTokenAdmin(VerbAdmin):
             door="admin",
             maker=request.user,
         )
-        request.options = ["--plain-http"] if asked["plain_http"] else []  # type: ignore[attr-defined]
+        flags = {"--plain-http": asked["plain_http"], "--engine-tls": asked["engine_tls"]}
+        request.options = [flag for flag, is_given in flags.items() if is_given]  # type: ignore[attr-defined]
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """A token has nothing beside it."""

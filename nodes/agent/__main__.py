@@ -11,22 +11,25 @@ the agent alone; its engines run on and the next agent takes them up, unless the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp import web
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from nodes.agent.app import Agent
 from nodes.agent.configuration import Configuration, configure
 from nodes.agent.gpus import Devices
 from nodes.agent.hints import HintError, Hints, hint
 from nodes.agent.host import Host
-from nodes.agent.inventory import InventoryError, find_engines
+from nodes.agent.inventory import FoundEngine, InventoryError, find_engines
 from nodes.agent.options import ConfigurationError
 from nodes.agent.ports import PortError
 from nodes.agent.ranks import Ranks
@@ -49,13 +52,9 @@ async def serve(configuration: Configuration) -> None:
         loop.add_signal_handler(number, stopping.set)
     identity = configuration.identity
     devices = _devices(configuration)
-    engines = find_engines(configuration.engines)
+    engines = _engines(configuration)
     state = StateFolder.open(configuration.state)
-    # Idle connections are let go before an engine closes them itself (llama-server does after 5 s).
-    connector = aiohttp.TCPConnector(keepalive_timeout=3, limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-    ) as session:
+    async with open_session() as session:
         hints = Hints(configuration.control_plane, identity, session)
         host = Host(
             configuration,
@@ -85,6 +84,27 @@ async def serve(configuration: Configuration) -> None:
             state.close()
 
 
+@contextlib.asynccontextmanager
+async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """By which engines and the control plane are asked."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            keepalive_timeout=3,  # let go before an engine does so itself (llama-server does after 5 s)
+            limit=0,
+            # Before 3.12.8, Python leaves a connection open whose certificate was found wrong.
+            enable_cleanup_closed=NEEDS_CLEANUP_CLOSED,
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+    try:
+        yield session
+    finally:
+        # Such a one is aborted last of all, and 3.11.2 fails there where it has come to its end meanwhile.
+        with contextlib.suppress(AttributeError):
+            await session.close()
+
+
 def bind(address: str, port: int) -> socket.socket:
     """Raises ConfigurationError."""
     try:
@@ -108,9 +128,13 @@ def _devices(configuration: Configuration) -> Devices:
     )
 
 
+def _engines(configuration: Configuration) -> dict[str, FoundEngine]:
+    return find_engines(configuration.engines, with_tls=configuration.engine_tls)
+
+
 def check(configuration: Configuration) -> None:
     """Print what would be told. Beside an agent that runs, nothing of it is touched."""
-    report = node_report(configuration, _devices(configuration), find_engines(configuration.engines))
+    report = node_report(configuration, _devices(configuration), _engines(configuration))
     print(json.dumps(to_json(report), indent=2))
     identity = configuration.identity
     print(f'node "{identity.name}" of cluster {identity.cluster}, at {configuration.url}', file=sys.stderr)

@@ -29,6 +29,7 @@ from nodes.agent.options import (
 from nodes.agent.ports import check_port_range
 from nodes.agent.secrets import Secrets, open_folder
 from nodes.agent.state import is_uuid
+from nodes.certificates import checksum_of
 from nodes.protocol import GpuReport
 
 
@@ -44,8 +45,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """tls: the certificate and the key that the agent's door shows, None for plain HTTP. control_plane: where
-    it tells that something has changed, empty for nowhere. engines: by name, the words that stand in front of
+    """tls: the certificate and the key that the agent's door shows, None for plain HTTP. engine_tls: whether
+    engines are started with these too. control_plane: where it tells that something has changed, empty for
+    nowhere. engines: by name, the words that stand in front of
     its arguments. roots: folders that sources and questions about paths may lead into, none for anywhere.
     meeting_address: where other nodes' ranks reach this one, empty where none does. store_limit_bytes,
     fetch_bytes_per_s: 0 for none. fetches: at the same time."""
@@ -55,6 +57,7 @@ class Configuration:
     address: str
     port: int
     tls: tuple[Path, Path] | None
+    engine_tls: bool
     control_plane: str
     store: Path
     store_limit_bytes: int
@@ -106,14 +109,19 @@ def _judged(told: Mapping[str, Any], environment: Mapping[str, str]) -> Configur
             raise ConfigurationError(f"The agent needs --{needed}; see --help.")
     identity = read_identity(Path(told["identity"]))
     state = Path(told["state"]).resolve()
-    address, port = parse_listen(told["listen"], is_plain_allowed=told["plain_http"])
+    is_plain_allowed, engine_tls = told["plain_http"], told["engine_tls"]
+    address, port = parse_listen(told["listen"], is_plain_allowed=is_plain_allowed or engine_tls)
+    tls = parse_tls(told["tls_certificate"], told["tls_key"])
+    if engine_tls:
+        check_engine_tls(tls)
     return Configuration(
         identity=identity,
         state=state,
         address=address,
         port=port,
-        tls=parse_tls(told["tls_certificate"], told["tls_key"]),
-        control_plane=parse_control_plane(told["control_plane"], is_plain_allowed=told["plain_http"]),
+        tls=tls,
+        engine_tls=engine_tls,
+        control_plane=parse_control_plane(told["control_plane"], is_plain_allowed=is_plain_allowed),
         store=Path(told["store"] or state / "weights").resolve(),
         store_limit_bytes=parse_size("--store-limit", told["store_limit"]),
         fetches=parse_count("--fetches", told["fetches"], 100),
@@ -172,7 +180,8 @@ def parse_listen(text: str, *, is_plain_allowed: bool) -> tuple[str, int]:
     if not address.is_loopback and not is_plain_allowed:
         raise ConfigurationError(
             f"--listen {text} would have gateways and engines talk over the network unencrypted; listen on a "
-            f"loopback address, or add --plain-http where the network is trusted or encrypted."
+            f"loopback address, have engines answer over TLS (--engine-tls), or add --plain-http where the "
+            f"network is trusted or encrypted."
         )
     return str(address), int(port)
 
@@ -186,6 +195,22 @@ def parse_tls(certificate: str, key: str) -> tuple[Path, Path] | None:
     files = Path(certificate).resolve(), Path(key).resolve()
     open_tls(*files)
     return files
+
+
+def check_engine_tls(tls: tuple[Path, Path] | None) -> None:
+    """Raises ConfigurationError where there is nothing that engines could show."""
+    if tls is None:
+        raise ConfigurationError(
+            "--engine-tls has no certificate that engines could show; give --tls-certificate and --tls-key, "
+            "or let the join make both where openssl is."
+        )
+    try:
+        checksum_of(tls[0].read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--tls-certificate {tls[0]} cannot be told to gateways ({error}); give it in PEM, its own "
+            "certificate first."
+        ) from None
 
 
 def open_tls(certificate: Path, key: Path) -> ssl.SSLContext:

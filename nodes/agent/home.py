@@ -3,7 +3,8 @@
 <home>/agent.toml       what the agent is told; written once, then the operator's
 <home>/identity.json    who the node is, mode 0600
 <home>/claim            tells the control plane that a repeated join is the same one, mode 0600
-<home>/tls.crt, tls.key what the agent's door shows beyond loopback, unless another certificate is given
+<home>/tls.crt, tls.key what the agent's door shows beyond loopback, and engines with --engine-tls, unless
+                        another certificate is given
 <home>/state            what the agent keeps
 <home>/run, uninstall   start the agent; take all of it off again
 <home>/releases         the agent's code (install.py)
@@ -12,12 +13,10 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shlex
 import shutil
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from nodes.agent.files import write_text
 from nodes.agent.install import NAME
 from nodes.agent.inventory import ROOT
 from nodes.agent.options import OPTIONS, TABLE
+from nodes.certificates import checksum_of
 
 
 class HomeError(Exception):
@@ -140,7 +140,7 @@ class Home:
 
     def checksum(self) -> str:
         """SHA-256 of what a TLS client is shown, in hex."""
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate.read_text())).hexdigest()
+        return checksum_of(self.certificate.read_text())
 
     def write_scripts(self) -> None:
         """They lead to this release, and trust whom this join trusted."""

@@ -22,6 +22,7 @@ from nodes.protocol import EngineReport
 VERSION_TIMEOUT_S = 5
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("env", "gpus", "model", "name", "checkout")
+TLS_PLACES = ("tls_certificate", "tls_key")
 ENV_WORD = "{env}"
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -39,9 +40,18 @@ class FoundEngine:
     env: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def fill(self, *, env: Sequence[str], gpus: Sequence[str], model: str, name: str) -> tuple[str, ...]:
+    def fill(
+        self,
+        *,
+        env: Sequence[str],
+        gpus: Sequence[str],
+        model: str,
+        name: str,
+        tls: tuple[Path, Path] | None = None,
+    ) -> tuple[str, ...]:
         """env: names alone, since a container takes their values from its client's environment."""
         values = {"gpus": ",".join(gpus), "model": model, "name": name, "checkout": str(ROOT)}
+        values |= zip(TLS_PLACES, map(str, tls or ()), strict=False)
         filled: list[str] = []
         for word in self.words:
             if word == ENV_WORD:
@@ -55,9 +65,9 @@ class FoundEngine:
         return EngineReport(self.adapter.name, self.version)
 
 
-def find_engines(given: Mapping[str, Sequence[str]]) -> dict[str, FoundEngine]:
-    """Those given by the node's own configuration, as the words to start them by, and those on PATH. Raises
-    InventoryError."""
+def find_engines(given: Mapping[str, Sequence[str]], *, with_tls: bool = False) -> dict[str, FoundEngine]:
+    """Those given by the node's own configuration, as the words to start them by, and those on PATH.
+    with_tls: they are started with a certificate. Raises InventoryError."""
     choice = [name for name, adapter in ENGINES.items() if adapter.executables]
     for name in given:
         if name not in choice:
@@ -71,7 +81,7 @@ def find_engines(given: Mapping[str, Sequence[str]]) -> dict[str, FoundEngine]:
             found[name] = FoundEngine(adapter, (sys.executable, "-m", "nodes.agent.sim"), env)
             continue
         words = given.get(name, ())
-        _judge_places(name, words)
+        _judge_places(name, words, with_tls=with_tls)
         candidates = words[:1] or adapter.executables
         program = next((path for each in candidates if (path := shutil.which(each))), None)
         if program is None and words:
@@ -82,9 +92,23 @@ def find_engines(given: Mapping[str, Sequence[str]]) -> dict[str, FoundEngine]:
     return found
 
 
-def _judge_places(name: str, words: Sequence[str]) -> None:
+def _judge_places(name: str, words: Sequence[str], *, with_tls: bool) -> None:
+    named = set(_PLACE.findall(" ".join(words)))
+    for place in TLS_PLACES:
+        if place in named and not with_tls:
+            raise InventoryError(
+                f"--engine {name}: there is no {{{place}}} to hand it without --engine-tls; add that, or "
+                f"leave it out."
+            )
+        if place not in named and "model" in named and with_tls:
+            raise InventoryError(
+                f"--engine {name}: its words hand it {{model}} and not {{{place}}}, without which it cannot "
+                f"answer over TLS; add it, as in -v {{{place}}}:{{{place}}}:ro, or leave --engine-tls out."
+            )
     for word in words:
         for place in _PLACE.findall(word):
+            if place in TLS_PLACES:
+                continue
             if place not in PLACES or (place == "env" and word != ENV_WORD):
                 known = ", ".join(f"{{{each}}}" for each in PLACES)
                 raise InventoryError(

@@ -110,12 +110,13 @@ def _told(home: Home, given: Namespace, control_plane: str) -> dict[str, Any]:
     if home.toml.exists():
         return _kept(home, flags)
     told: dict[str, Any] = {"identity": str(home.identity), "state": str(home.state), **flags}
-    is_plain_allowed = told.get("plain_http", False)
+    is_plain_allowed, engine_tls = told.get("plain_http", False), told.get("engine_tls", False)
     parse_control_plane(control_plane, is_plain_allowed=is_plain_allowed)  # before anything is asked there
     if "listen" not in told:
         told["listen"] = f"{_way_to(control_plane)}:{PORT}"
-    address, _ = parse_listen(told["listen"], is_plain_allowed=is_plain_allowed)
-    if not is_loopback(address) and "tls_certificate" not in told and home.has_certificate():
+    address, _ = parse_listen(told["listen"], is_plain_allowed=is_plain_allowed or engine_tls)
+    is_shown = engine_tls or not is_loopback(address)
+    if is_shown and "tls_certificate" not in told and home.has_certificate():
         told |= {"tls_certificate": str(home.certificate), "tls_key": str(home.key)}
     return told
 
@@ -157,7 +158,7 @@ def _tried(told: Mapping[str, Any]) -> Configuration:
         write_text(identity, json.dumps(nobody))
         write_text(toml, as_toml({**told, "identity": str(identity)}))
         configuration, _ = configure(["--config", str(toml)], os.environ)
-    find_engines(configuration.engines)
+    find_engines(configuration.engines, with_tls=configuration.engine_tls)
     check_gpu_classes(configuration.gpu_classes)
     return configuration
 

@@ -13,6 +13,7 @@ from nodes.agent.ports import PortError, find_port
 from nodes.agent.processes import Mark, inherited, marks
 from nodes.agent.secrets import SecretError
 from nodes.agent.state import Record
+from nodes.certificates import checksum_of
 from nodes.engines import Command, RenderError, Seat, render
 from nodes.engines.adapter import join_meeting
 from nodes.engines.causes import Cause
@@ -21,11 +22,13 @@ from nodes.protocol import CONFIGURATION, NODE, TRANSIENT
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """command.argv is what runs; only command.shown may be told."""
+    """command.argv is what runs; only command.shown may be told. certificate: the checksum of the one that
+    its port will show, empty where it speaks plain HTTP."""
 
     port: int
     command: Command
     env: Mapping[str, str]
+    certificate: str
 
 
 def mark_of(record: Record) -> Mark:
@@ -44,6 +47,8 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
     """taken_ports: those that other ranks hold. Raises Failed."""
     assignment, configuration = record.assignment, host.configuration
     engine = engine_of(host, assignment.launch.engine)
+    # Rank 0 alone has a door. Words may hand the files to any rank.
+    certificate = _certificate(host) if configuration.engine_tls and assignment.rank == 0 else ""
     try:
         port = next_port(host, configuration.address, taken_ports)
         seat = Seat(
@@ -57,6 +62,7 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
             meeting=split_meeting(record.meeting),
             fabric_address=configuration.meeting_address,
             allowed_args=configuration.allowed_args,
+            tls=tuple(map(str, configuration.tls or ())) if certificate else (),
         )
         command = render(assignment.launch, seat)
         given = {**engine.env, **configuration.secrets.resolve(command.env)}
@@ -67,15 +73,27 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
     except SecretError as error:
         raise Failed(Cause("no_secret", str(error), NODE)) from None
     mark, node = mark_of(record), configuration.identity.node
-    marked = {**given, **marks(mark, node=node, port=port)}
+    marked = {**given, **marks(mark, node=node, port=port, certificate=certificate)}
     words = engine.fill(
         env=sorted(marked),
         gpus=assignment.gpus,
         model=model_path,
         name=f"llmgw-{str(mark).replace(':', '-')}",
+        tls=configuration.tls if configuration.engine_tls else None,
     )
     command = replace(command, argv=(*words, *command.argv[len(engine.words) :]))
-    return Prepared(port, command, {**inherited(os.environ), **marked})
+    return Prepared(port, command, {**inherited(os.environ), **marked}, certificate)
+
+
+def _certificate(host: Host) -> str:
+    """As it is now, whatever it was when the agent started. Raises Failed."""
+    assert host.configuration.tls is not None, "checked with --engine-tls"
+    path, _ = host.configuration.tls
+    try:
+        return checksum_of(path.read_text())
+    except (OSError, ValueError) as error:
+        sentence = f"The certificate {path} cannot be read ({error}); correct it on the node."
+        raise Failed(Cause("no_certificate", sentence, NODE)) from None
 
 
 def next_port(host: Host, address: str, taken: set[int]) -> int:

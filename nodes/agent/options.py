@@ -55,10 +55,18 @@ OPTIONS = (
     _Option("state", "what the agent keeps; one agent a folder", "FOLDER"),
     _Option("listen", "where it and its engines listen", "ADDRESS:PORT", default=DEFAULT_LISTEN),
     _Option(
-        "plain-http", "allow addresses that are not loopback: engines answer gateways without TLS", kind=YES
+        "plain-http",
+        "allow addresses that are not loopback: without --engine-tls engines answer gateways in the clear",
+        kind=YES,
     ),
-    _Option("tls-certificate", "what the agent's own door shows, and its key; PEM", "FILE"),
+    _Option("tls-certificate", "what the agent's own door shows; PEM", "FILE"),
     _Option("tls-key", "the key of --tls-certificate, mode 0600", "FILE"),
+    _Option(
+        "engine-tls",
+        "have engines answer over TLS alone, with --tls-certificate and its key; those that run stay as they "
+        "are",
+        kind=YES,
+    ),
     _Option("control-plane", "tell this llmgw at once when something has changed", "URL"),
     _Option("store", "where weights go; weights/ in the state folder if left out", "FOLDER"),
     _Option("store-limit", "what the store may take, such as 500GB; the whole disk if left out", "SIZE"),
@@ -73,7 +81,8 @@ OPTIONS = (
     _Option(
         "engine",
         "where an engine is, if not on PATH, or the words to start it by, such as "
-        '"vllm=podman run --rm {env} IMAGE"; {env}, {gpus}, {model}, {name} and {checkout} are filled in',
+        '"vllm=podman run --rm {env} IMAGE"; {env}, {gpus}, {model}, {name} and {checkout} are filled in, '
+        "with --engine-tls {tls_certificate} and {tls_key} too",
         "NAME=WORDS",
         TABLE,
     ),

@@ -66,10 +66,19 @@ class _Silent(Exception):
 
 class Probe:
     def __init__(
-        self, session: aiohttp.ClientSession, adapter: Adapter, launch: Launch, *, base_url: str, key: str
+        self,
+        session: aiohttp.ClientSession,
+        adapter: Adapter,
+        launch: Launch,
+        *,
+        base_url: str,
+        key: str,
+        certificate: str = "",
     ) -> None:
+        """certificate: the checksum of the one that the engine must show, where base_url is https."""
         self._session, self._adapter, self._launch = session, adapter, launch
         self._base_url, self._key = base_url, key
+        self._trust = aiohttp.Fingerprint(bytes.fromhex(certificate)) if certificate else True
 
     async def obstacle(self) -> str:
         """What stands between the engine and being ready, as a phrase; empty when it is ready."""
@@ -146,6 +155,7 @@ class Probe:
                 json=body,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
+                ssl=self._trust,
             ) as response:
                 taken = bytearray()
                 async for chunk in response.content.iter_any():
@@ -155,6 +165,10 @@ class Probe:
                 return _Answer(response.status, bytes(taken))
         except TimeoutError:
             raise _Silent(f"{path} did not answer within {timeout_s:g} s") from None
+        except aiohttp.ServerFingerprintMismatch:
+            raise _Silent("what listens there shows another certificate than it was started with") from None
+        except aiohttp.ClientSSLError:
+            raise _Silent("what listens there does not speak TLS") from None
         except aiohttp.ClientConnectorError:
             raise _Silent("it does not listen yet") from None
         except (aiohttp.ClientError, OSError) as error:

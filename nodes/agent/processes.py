@@ -21,6 +21,7 @@ from pathlib import Path
 from nodes.agent.clock import now_s
 
 MARK, NODE_MARK, PORT_MARK = "LLMGW_REPLICA", "LLMGW_NODE", "LLMGW_PORT"
+CERTIFICATE_MARK = "LLMGW_CERTIFICATE"
 
 # What of the agent's own environment an engine sees. Secrets come by name only.
 INHERITED = re.compile(
@@ -58,6 +59,7 @@ class Seen:
     started: int
     mark: Mark
     port: int | None
+    certificate: str
     gpus: tuple[str, ...]
     is_leader: bool
 
@@ -205,9 +207,10 @@ def _pidfd(pid: int) -> Iterator[int]:
         os.close(pidfd)
 
 
-def marks(mark: Mark, *, node: str, port: int) -> dict[str, str]:
-    """What tells in an engine's environment whose it is."""
-    return {MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port)}
+def marks(mark: Mark, *, node: str, port: int, certificate: str = "") -> dict[str, str]:
+    """What tells in an engine's environment whose it is, and how it is asked."""
+    certain = {CERTIFICATE_MARK: certificate} if certificate else {}
+    return {MARK: str(mark), NODE_MARK: node, PORT_MARK: str(port), **certain}
 
 
 def inherited(own: Mapping[str, str]) -> dict[str, str]:
@@ -268,6 +271,14 @@ def marked_processes(node: str) -> list[Seen]:
             continue
         port = env.get(PORT_MARK, "")
         gpus = tuple(gpu for gpu in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu)
-        seen = Seen(pid, stat.started, mark, int(port) if port.isdecimal() else None, gpus, stat.group == pid)
+        seen = Seen(
+            pid,
+            stat.started,
+            mark,
+            port=int(port) if port.isdecimal() else None,
+            certificate=env.get(CERTIFICATE_MARK, ""),
+            gpus=gpus,
+            is_leader=stat.group == pid,
+        )
         found.append(seen)
     return sorted(found, key=lambda seen: (seen.started, seen.pid))

@@ -113,6 +113,7 @@ class Rank:
             attempt=record.attempt or None,
             attempts=record.attempts,
             context_length=record.context_length,
+            certificate=record.certificate,
         )
 
     # --- from outside
@@ -215,7 +216,14 @@ class Rank:
 
     async def _fetch(self) -> str:
         self._set(
-            state=FETCHING, reason="", pid=None, started=None, port=None, command=(), context_length=None
+            state=FETCHING,
+            reason="",
+            pid=None,
+            started=None,
+            port=None,
+            certificate="",
+            command=(),
+            context_length=None,
         )
         if not engine_of(self.host, self.launch.engine).adapter.needs_weights:
             return ""
@@ -241,6 +249,7 @@ class Rank:
                 state=STARTING,
                 reason="",
                 port=prepared.port,
+                certificate=prepared.certificate,
                 command=prepared.command.shown,
                 pid=None,
                 started=None,
@@ -409,8 +418,9 @@ class Rank:
             self.host.session,
             ENGINES[self.launch.engine],
             self.launch,
-            base_url=f"http://{at}:{self.record.port}",
+            base_url=f"{'https' if self.record.certificate else 'http'}://{at}:{self.record.port}",
             key=self.record.assignment.key,
+            certificate=self.record.certificate,
         )
 
     def _set(self, **changes: Any) -> None:

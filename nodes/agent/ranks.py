@@ -125,8 +125,15 @@ class Ranks:
         )
         process = self._take_up_stray(assignment)
         if process is not None:
-            port = self._strays[assignment.replica].port
-            record = replace(record, state=STARTING, port=port, pid=process.pid, started=process.started)
+            stray = self._strays[assignment.replica]
+            record = replace(
+                record,
+                state=STARTING,
+                port=stray.port,
+                certificate=stray.certificate,
+                pid=process.pid,
+                started=process.started,
+            )
         else:
             record = replace(record, meeting=self._meeting_of(assignment))
         try:
@@ -374,6 +381,7 @@ class Ranks:
             since_s=now_s(),
             boot=boot_id(),
             port=seen.port,
+            certificate=seen.certificate,
             pid=seen.pid,
             started=seen.started,
             attempt=self.host.state.last_attempt(seen.mark.replica),
@@ -413,6 +421,7 @@ def _stray_report(seen: Seen) -> RankReport:
         state=STARTING,
         reason="Its processes run here, but its record is lost; they are left alone until told to stop.",
         port=seen.port,
+        certificate=seen.certificate,
         pid=seen.pid,
         gpus=seen.gpus,
     )

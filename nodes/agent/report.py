@@ -38,6 +38,7 @@ def node_report(
         labels=configuration.labels,
         fabric=configuration.fabric,
         runs_gangs=configuration.runs_gangs,
+        engine_tls=configuration.engine_tls,
         memory_total_mib=total_mib,
         memory_free_mib=free_mib,
         cpu_model=cpu_model,

@@ -59,7 +59,7 @@ class Record:
     started: the process's start time in clock ticks; with pid and boot it identifies a process. attempt: its
     number, 0 before the first; attempts: those that have ended. meeting: where the ranks of its replica meet.
     gpu_used_mib: what was held on its cards before it came. context_length: of one request, as its engine
-    said.
+    said. certificate: the checksum of the one that its port shows, empty where it speaks plain HTTP.
     """
 
     assignment: Assignment
@@ -80,6 +80,7 @@ class Record:
     attempts: Sequence[AttemptReport] = ()
     gpu_used_mib: Mapping[str, int] = field(default_factory=dict)
     context_length: int | None = None
+    certificate: str = ""
 
     @property
     def id(self) -> str:

@@ -26,7 +26,8 @@ class Seat:
     executable: the first words of the command line. gpus: device UUIDs, none for a CPU-only profile.
     port: None where none is chosen yet, as in a preview. meeting: host and port where the ranks of a replica
     over several nodes find each other; fabric_address: where the others reach this one. allowed_args: options
-    that the node's own configuration lets through although they open files or run code.
+    that the node's own configuration lets through although they open files or run code. tls: files of the
+    certificate and of its key, where it answers over TLS.
     """
 
     executable: Sequence[str]
@@ -39,6 +40,7 @@ class Seat:
     meeting: tuple[str, str] = ("", "")
     fabric_address: str = ""
     allowed_args: Set[str] = frozenset()
+    tls: Sequence[str] = ()
 
     @property
     def address(self) -> tuple[str, ...]:
@@ -72,6 +74,7 @@ class Adapter:
     progress: metrics of which one at least changes while it works at a request, its prompt included.
     figures: what it tells besides, by our names (`figures.FIGURES`): its metrics, which are added up.
     context_path, context_keys: where its answer tells how long one request's context may be.
+    tls_options: by which it is given its certificate, and the key of that.
     uncached_args: options by which a profile has the engine compute every prompt anew.
     refused_args: option -> what it would do. Refused unless the node's own configuration lets it through.
     harmless_args: options that begin like a refused one and are options of their own.
@@ -94,6 +97,7 @@ class Adapter:
     figures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     context_path: str = "/v1/models"
     context_keys: tuple[str | int, ...] = ("data", 0, "max_model_len")
+    tls_options: tuple[str, str] = ("--ssl-certfile", "--ssl-keyfile")
     uncached_args: tuple[str, ...] = ()
     refused_args: Mapping[str, str] = field(default_factory=dict)
     harmless_args: Set[str] = frozenset()
@@ -121,8 +125,11 @@ def render(adapter: Adapter, launch: Launch, seat: Seat) -> Command:
     for name in profile_env(launch):
         _judge_env(adapter, launch, name)
     command = adapter.command(launch, seat)
+    # After all others: of an option given twice the last one counts.
+    tls = [word for pair in zip(adapter.tls_options, seat.tls, strict=False) for word in pair]
     theirs = {name: value for name, value in profile_env(launch).items() if name not in OWNED_ENV}
-    return replace(command, env={**theirs, **visible_devices(seat), **command.env})
+    env = {**theirs, **visible_devices(seat), **command.env}
+    return replace(command, argv=(*command.argv, *tls), env=env)
 
 
 def profile_args(launch: Launch) -> list[str]:

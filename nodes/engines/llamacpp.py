@@ -74,6 +74,7 @@ ADAPTER = Adapter(
         "cached_tokens_total": ("llamacpp:prompt_tokens_cached_total",),
         "generation_tokens_total": ("llamacpp:tokens_predicted_total",),
     },
+    tls_options=("--ssl-cert-file", "--ssl-key-file"),
     uncached_args=("--no-cache-prompt",),
     context_path="/props",
     context_keys=("default_generation_settings", "n_ctx"),  # of a slot, and not of them all

@@ -25,6 +25,8 @@ def _command(launch: Launch, seat: Seat) -> Command:
     return Command((*seat.executable, *args), {"VLLM_API_KEY": seat.key})
 
 
+_OPENS = "opens a file on the node"
+
 ADAPTER = Adapter(
     name="sim",
     title="the sim engine",
@@ -40,4 +42,5 @@ ADAPTER = Adapter(
     ),
     figures=FIGURES_OF_VLLM,
     uncached_args=("--no-enable-prefix-caching",),
+    refused_args={"--ssl-certfile": _OPENS, "--ssl-keyfile": _OPENS},
 )

@@ -48,6 +48,14 @@ SYMPTOMS = (
         CONFIGURATION,
     ),
     _row(
+        "no_tls",
+        "llamacpp",
+        r"(?i:server is built without SSL support)",
+        "This build of llama-server speaks no TLS, which --engine-tls asks for; put one that was built with "
+        "OpenSSL on the node, or start its agent without --engine-tls.",
+        NODE,
+    ),
+    _row(
         "bad_chat_template",
         "llamacpp",
         r"failed to initialize chat template|supplied chat template is not supported",

@@ -59,6 +59,9 @@ class NodeSerializer(shapes.Serializer):
     replicas = shapes.ListField(child=shapes.UUIDField(), help_text="With a rank there, and not over.")
     engines = shapes.ListField(child=EngineSerializer())
     labels = shapes.DictField(child=shapes.CharField(allow_blank=True))
+    engine_tls = shapes.BooleanField(
+        allow_null=True, help_text="Engines that start there answer over TLS alone; null: not told."
+    )
     fabric = text()
     memory_total_mib = unknown()
     memory_free_mib = unknown()

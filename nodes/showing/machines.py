@@ -129,6 +129,7 @@ def node_as_dict(node: Node) -> dict[str, Any]:
         "replicas": [str(replica.pk) for replica in running_on(node)],
         "engines": [to_json(engine) for engine in report.engines] if report else [],
         "labels": dict(report.labels) if report else {},
+        "engine_tls": report.engine_tls if report else None,
         "fabric": report.fabric if report else "",
         "memory_total_mib": report.memory_total_mib if report else None,
         "memory_free_mib": report.memory_free_mib if report else None,

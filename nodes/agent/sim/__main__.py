@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import sys
 
 from aiohttp import web
@@ -54,6 +55,10 @@ async def _run(options: Options, ends: Ends) -> End:
     if options.gang is not None and options.gang.rank > 0:  # without a door, as vllm's headless ranks
         _say("sim: loaded; rank 0 serves")
         return await ends.wait()
+    try:
+        tls = _open_tls(options)
+    except OSError as error:
+        return End(1, f"sim: error: --ssl-certfile and --ssl-keyfile cannot be used: {error}")
     runner = web.AppRunner(
         Engine(options, end=ends.come).app(),
         access_log=None,
@@ -63,14 +68,22 @@ async def _run(options: Options, ends: Ends) -> End:
     await runner.setup()
     growing = asyncio.create_task(grow_memory(options.memory_growth_mib, options.memory_growth_limit_mib))
     try:
-        await web.TCPSite(runner, options.host, options.port).start()
-        _say(f"sim: listening on http://{options.host}:{options.port}")
+        await web.TCPSite(runner, options.host, options.port, ssl_context=tls).start()
+        _say(f"sim: listening on {'https' if tls else 'http'}://{options.host}:{options.port}")
         return await ends.wait()
     except OSError as error:
         return End(1, f"sim: cannot listen on {options.host}:{options.port}: {error.strerror}")
     finally:
         growing.cancel()
         await runner.cleanup()
+
+
+def _open_tls(options: Options) -> ssl.SSLContext | None:
+    if options.tls is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*options.tls)
+    return context
 
 
 def _say(line: str) -> None:

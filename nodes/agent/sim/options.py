@@ -23,6 +23,7 @@ class Options:
     model: str
     host: str
     port: int
+    tls: tuple[str, str] | None
     key: str
     ttft_s: float
     tpot_s: float
@@ -60,6 +61,8 @@ def read_options(argv: Sequence[str], *, key: str) -> Options:
         parser.error("--nnodes above 1 needs --master-addr and --master-port, where the ranks meet.")
     if given.node_rank >= given.nnodes:
         parser.error(f"--node-rank {given.node_rank} is not among 0 to {given.nnodes - 1}; see --nnodes.")
+    if bool(given.ssl_certfile) != bool(given.ssl_keyfile):
+        parser.error("--ssl-certfile and --ssl-keyfile go together; give both or neither.")
     if given.fail_load and given.fail_load_as:
         parser.error("--fail-load and --fail-load-as both say how the load fails; give one.")
     for dependent, needed in (
@@ -76,6 +79,7 @@ def read_options(argv: Sequence[str], *, key: str) -> Options:
         model=given.model,
         host=given.host,
         port=given.port,
+        tls=(given.ssl_certfile, given.ssl_keyfile) if given.ssl_certfile else None,
         key=key,
         ttft_s=given.ttft,
         tpot_s=given.tpot,
@@ -119,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("address").add_argument
     where("--host", default="127.0.0.1", metavar="ADDRESS", help="default %(default)s")
     where("--port", type=_whole(1, 65_535), required=True, metavar="P", help="1 to 65535")
+
+    where("--ssl-certfile", default="", metavar="FILE", help="the certificate that it shows; PEM")
+    where("--ssl-keyfile", default="", metavar="FILE", help="the key of --ssl-certfile")
 
     pace = parser.add_argument_group("pace (durations such as 300ms or 1.5s, up to 24h)").add_argument
     pace("--load-time", type=_time, default=0.0, metavar="TIME", help="before it listens; default 0s")

@@ -30,7 +30,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--plain-http",
             action="store_true",
-            help="gateways reach its engines without TLS, over a network that is trusted or encrypted",
+            help="gateways reach its engines without TLS, unless the agent is told --engine-tls; over a "
+            "network that is trusted or encrypted",
+        )
+        parser.add_argument(
+            "--engine-tls",
+            action="store_true",
+            help="its engines answer gateways over TLS alone, with the agent's own certificate",
         )
         parser.add_argument("--revoke", metavar="ID", help="let no machine join with this one any more")
         add_why(parser)
@@ -51,7 +57,8 @@ class Command(BaseCommand):
                 door=DOOR,
                 why=why,
             )
-        line = join_line(url, ["--plain-http"] if options["plain_http"] else [])
+        flags = {"--plain-http": options["plain_http"], "--engine-tls": options["engine_tls"]}
+        line = join_line(url, [flag for flag, is_given in flags.items() if is_given])
         if options["json"]:
             told = token_as_dict(join_tokens().get(pk=token.pk))
             print_json(self.stdout, told | {"token": text, "line": line})
