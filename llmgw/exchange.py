@@ -5,9 +5,12 @@ What uvicorn makes of a request is made for any application. This is for one tha
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 EXTENSION = "llmgw.exchange"
@@ -33,21 +36,60 @@ class Exchange(RequestResponseCycle):
     `head` is whole header lines, free of what a client could have put into them, and of `connection`.
     """
 
-    path = ""
-    scheme = ""
-    headers: list[tuple[bytes, bytes]] = []
-    answers: Callable[[Exchange], Awaitable[None]] | None = None
     kept: Closable | None = None
     _when_left: Callable[[], object] | None = None
 
     _served_headers: list[tuple[bytes, bytes]] = []
     _served_lines = b""
 
+    # What uvicorn's cycle sets in each, though it is the same in all of them as they begin:
+    logger, access_logger = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
+    body: Any = b""
+    more_body = True
+    disconnected = response_started = response_complete = False
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
+
+    def __init__(
+        self,
+        scope: Any,
+        path: str,
+        scheme: str,
+        headers: list[tuple[bytes, bytes]],
+        transport: Any,
+        flow: FlowControl,
+        default_headers: list[tuple[bytes, bytes]],
+        message_event: asyncio.Event,
+        on_response: Callable[[], None],
+        answers: Callable[[Exchange], Awaitable[None]] | None,
+        *,
+        access_log: bool,
+        is_asking_first: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.scope, self.path, self.scheme, self.headers = scope, path, scheme, headers
+        self.transport, self.flow, self.default_headers = transport, flow, default_headers
+        self.message_event, self.on_response, self.answers = message_event, on_response, answers
+        self.access_log, self.keep_alive = access_log, keep_alive
+        self.waiting_for_100_continue = is_asking_first
+
+    def hear(self, piece: bytes) -> None:
+        """Of its body. Most come in one piece, which is kept as it is."""
+        if not self.body:
+            self.body = piece
+        else:
+            if type(self.body) is bytes:
+                self.body = bytearray(self.body)
+            self.body += piece
+        if len(self.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.message_event.set()
+
     def take_body(self) -> bytes | None:
         """All of it, where it has come: then it has not to be received, and is kept here no longer."""
         if self.more_body:
             return None
-        body, self.body = bytes(self.body), bytearray()
+        body, self.body = bytes(self.body), b""
         return body
 
     def abandon(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -31,7 +32,6 @@ _INVALID = (
 )
 
 _PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
-"""Of what has many requests; there is nothing in it to decode, and nothing to cut off."""
 DIRECT = "llmgw.direct"
 """In the state that an application fills as it starts up: what answers an `Exchange`, so that what is under
 /v1/ need not pass all the others."""
@@ -39,6 +39,13 @@ _POST = {"method": "POST"}
 """All that uvicorn asks of a scope as it sends an answer."""
 _BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-for"))
 """Headers that mean something to uvicorn, or to what it puts before the application."""
+
+
+@lru_cache(maxsize=256)
+def _plain_path(url: bytes) -> str:
+    """Of what has many requests: there is nothing in it to decode, and nothing to cut off. Empty where that
+    is not so."""
+    return url.decode() if _PLAIN_PATH.fullmatch(url) else ""
 
 
 class _Unfit(Exception):
@@ -179,12 +186,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._once_more = self._head_without_upgrade()
         elif (
             parser.get_method() == b"POST"
-            and _PLAIN_PATH.fullmatch(self.url)
+            and (path := _plain_path(self.url))
             and parser.get_http_version() == "1.1"
             and self.limit_concurrency is None
             and (self.cycle is None or self.cycle.response_complete)
         ):
-            self._begin_exchange()
+            self._begin_exchange(path)
         elif len(self.pipeline) >= self.behind:
             raise _Unfit
         else:
@@ -207,31 +214,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, is_expecting
         self.headers += headers
 
-    def _begin_exchange(self) -> None:
+    def _begin_exchange(self, path: str) -> None:
         """As uvicorn begins its cycles, for a request that has nothing out of the ordinary."""
         answers = None if self._is_for_all else self.app_state.get(DIRECT)
-        path = self.root_path + self.url.decode()
+        path = self.root_path + path
         scope: Any = _POST
         if answers is None or self.access_log:
             self._make_scope()
             scope = self.scope
             scope["method"], scope["query_string"] = "POST", b""
             scope["path"], scope["raw_path"] = path, path.encode()
-        exchange = self.cycle = self._due = self._answering = Exchange(
+        self.cycle = self._due = self._answering = exchange = Exchange(
             scope,
+            path,
+            self.scheme or "",
+            self.headers,
             self._line,
             self.flow,
-            self.logger,
-            self.access_logger,
-            self.access_log,
             self.server_state.default_headers,
             self._event_anew(),
-            self.expect_100_continue,
-            self.parser.should_keep_alive(),
             self.on_response_complete,
+            answers,
+            access_log=self.access_log,
+            is_asking_first=self.expect_100_continue,
+            keep_alive=self.parser.should_keep_alive(),
         )
-        exchange.path, exchange.scheme, exchange.headers = path, self.scheme or "", self.headers
-        exchange.answers = answers
         if answers is None:
             scope["extensions"] = {EXTENSION: exchange}
 
@@ -293,21 +300,28 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._has_gone_on = True
-        super().on_body(body)
+        cycle = self.cycle
+        if isinstance(cycle, Exchange) and not (cycle.response_complete or self._once_more):
+            cycle.hear(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._once_more:
             return
         self._is_in_message = False
-        super().on_message_complete()
-        if self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle.response_complete:
             self._rests_since_s = self.loop.time()
+        else:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, without a timer for each rest, and without what came of a body that nobody wanted."""
         self.server_state.total_requests += 1
-        if self._answering is not None:
-            self._answering.body.clear()
+        if self._answering is not None and self._answering.body:
+            self._answering.body = bytearray()
         if self._is_said or self.transport.is_closing():
             return
         self.flow.resume_reading()

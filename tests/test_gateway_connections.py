@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -271,20 +270,21 @@ class _Wire(asyncio.Transport):
 
 def test_a_comment_that_is_due_with_the_last_word_comes_before_it() -> None:
     async def scene() -> bytes:
-        wire, log = _Wire(), logging.getLogger()
-        scope: Any = {"method": "POST"}
+        wire = _Wire()
         exchange = Exchange(
-            scope,
+            {"method": "POST"},
+            "/v1/chat/completions",
+            "http",
+            [],
             wire,
             FlowControl(wire),
-            log,
-            log,
-            False,
             [],
             asyncio.Event(),
-            False,
-            True,
             lambda: None,
+            None,
+            access_log=False,
+            is_asking_first=False,
+            keep_alive=True,
         )
         client = Client(
             exchange.receive, exchange.send, exchange, Passage("mine", 0.0), stall_s=5, comment_s=5
