@@ -64,7 +64,7 @@ class Watch:
     def __init__(self, shortest_s: float = 10.0) -> None:
         task = asyncio.current_task()
         assert task is not None, "a watch is for a task"
-        self._task = task
+        self.task = task
         self._loop = asyncio.get_running_loop()
         self._shortest_s = shortest_s
         self._due_s: float | None = None
@@ -77,21 +77,27 @@ class Watch:
 
     async def within(self, seconds: float, work: Awaitable[T]) -> T:
         """What the work gives, or TimeoutError when it takes longer. The work is cancelled then."""
+        with self.over(seconds):
+            return await work
+
+    def over(self, seconds: float) -> Watch:
+        """For a `with` around one await, as `within`."""
         now_s = self._loop.time()
         self._due_s = due_s = now_s + seconds
         self._was_late = False
         if due_s < self._set_for_s:
             self._set(min(due_s, now_s + self._shortest_s))
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self._has_called:
-                self._has_called = False
-                if self._task.uncancel() == 0:
-                    raise TimeoutError from None
-            raise
-        finally:
-            self._due_s = None
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._due_s = None
+        if self._has_called and kind is asyncio.CancelledError:
+            self._has_called = False
+            if self.task.uncancel() == 0:
+                raise TimeoutError from None
 
     def renew(self, seconds: float) -> None:
         """The work that is waited for goes on, and has so long from now. It is not made shorter."""
@@ -127,7 +133,7 @@ class Watch:
             self._set(self._due_s)
         elif self._due_s is not None and now_s >= self._due_s:
             self._has_called = True
-            self._task.cancel()
+            self.task.cancel()
         elif self._due_s is not None or self._then is not None:
             later_s = now_s + self._shortest_s
             if self._due_s is not None:

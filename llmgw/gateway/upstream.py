@@ -61,7 +61,8 @@ class Answer(Reply, kw_only=True, eq=False):
                 if take is not None:
                     self.take_at_once, self.patience_s, self.taker = take, patience_s, self._pass_on
                 try:
-                    await self.watch.within(left_s, self.change())
+                    with self.watch.over(left_s):
+                        await self.change()
                 finally:
                     self.taker = None
             piece = self.take()
@@ -134,7 +135,8 @@ class Upstream:
                 try:
                     if len(body) < LARGE_BYTES:  # nearly always, and so without a coroutine for each step
                         kept.begin(answer, head + body)
-                        await watch.within(first_byte_s, answer.change())
+                        with watch.over(first_byte_s):
+                            await answer.change()
                         if not answer.status:
                             raise kept.end_of(answer)
                     else:
