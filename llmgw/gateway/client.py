@@ -53,6 +53,7 @@ class Client:
 
     shape = OPENAI
     has_begun = False
+    _loop: asyncio.AbstractEventLoop
     _watch: Watch | None = None
     _dialect: Dialect | None = None
     _words: Callable[[], str] = staticmethod(_waiting)
@@ -72,7 +73,6 @@ class Client:
     ) -> None:
         self.receive, self._send, self.exchange, self._passage = receive, send, exchange, passage
         self._stall_s, self._comment_s = stall_s, comment_s
-        self._loop = asyncio.get_running_loop()
 
     def watched_by(self, watch: Watch) -> None:
         """From now on this watch ends what is sent and not taken."""
@@ -109,13 +109,18 @@ class Client:
         """A whole one, to a client that is silent."""
         if self._beat is not None or self._commenting is not None:
             await self._settle(goes_on=False)
+        if not headers and self.answer_at_once(body, status):
+            return
         length = (b"content-length", b"%d" % len(body))
-        if self.exchange is not None and not headers:
-            lines = self._lines(status, _JSON_LINES + b"%b: %b\r\n" % length)
-            if self.exchange.answer(status, lines, body):
-                return
         head = self._head(status, _JSON_HEADERS, length, *headers)
         await self._taken(self._send_whole(_start(status, head), body))
+
+    def answer_at_once(self, body: bytes, status: int = 200) -> bool:
+        """A whole one, to a client that is silent. Where it says False, it has said nothing."""
+        if self.exchange is None or self._beat is not None or self._commenting is not None:
+            return False
+        lines = self._lines(status, b"%bcontent-length: %d\r\n" % (_JSON_LINES, len(body)))
+        return self.exchange.answer(status, lines, body)
 
     async def answer_json(self, value: object) -> None:
         await self.answer(msgspec.json.encode(value))
@@ -135,7 +140,7 @@ class Client:
     def keep_company(self, dialect: Dialect, after_s: float, words: Callable[[], str] = _waiting) -> None:
         """For a client that asked for a stream: whenever there was nothing to say for a while, the first time
         after so long, it is sent a comment, which begins the stream."""
-        self._dialect, self._words = dialect, words
+        self._dialect, self._words, self._loop = dialect, words, asyncio.get_running_loop()
         self._spoke_at_s = self._loop.time()
         self._set_beat(after_s)
 

@@ -160,7 +160,9 @@ class Delivery(msgspec.Struct):
             raise _unreadable(self.model, "answered in another way than it was asked to")
         self._count(tokens)
         echo = self.call.echo_for(self.target)
-        await self.client.answer(body if echo is None else echo(body))
+        body = body if echo is None else echo(body)
+        if not self.client.answer_at_once(body):
+            await self.client.answer(body)
         return Outcome.FINE
 
     def _tokens_of_usual(self, body: bytes, needed: str) -> Tokens | None:
