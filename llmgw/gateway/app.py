@@ -26,11 +26,14 @@ from functools import lru_cache
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from llmgw.exchange import Exchange
 from llmgw.gateway import admission, availability, bounds, needs, peek, surface
 from llmgw.gateway.accounts import Accounts
-from llmgw.gateway.admission import KeyEntry, ModelEntry, Refused
+from llmgw.gateway.admission import UNLIMITED, KeyEntry, ModelEntry, Refused
 from llmgw.gateway.bodies import Bodies, ClientGone
+from llmgw.gateway.bounds import Peek
 from llmgw.gateway.call import Call
 from llmgw.gateway.client import Client, ClientStalled
 from llmgw.gateway.context import Span
@@ -96,7 +99,7 @@ class GatewayApp:
         access_log: str = "",
         flush_s: float = 5.0,
     ) -> None:
-        self._patience, self._bodies = patience, bodies
+        self._patience, self._shortest_s, self._bodies = patience, patience.shortest_s, bodies
         self._media_hosts = frozenset(host.lower() for host in media_hosts)
         self.table = LiveTable(cluster_keys, poll_s=poll_s)
         self.entrance = Entrance(
@@ -179,28 +182,41 @@ class GatewayApp:
         finally:
             self.accounts.close(passage)
 
-    async def _route(
+    def _route(
         self, way: Way, headers: Pairs, named: Headers, client: Client, passage: Passage
-    ) -> None:
-        scheme, method, path = way
+    ) -> Awaitable[None]:
+        """What answers it, or lets it in first."""
+        scheme, _, path = way
         endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             passage.endpoint, client.shape = endpoint.path, endpoint.shape
         key = self.entrance.known(scheme, named) if len(named) == len(headers) else None
         if key is None:
-            key = await self.entrance.let_in(scheme, headers)
+            return self._let_in(way, headers, named, client, passage)
+        return self._pass_to(way, key, named, client, passage)
+
+    async def _let_in(
+        self, way: Way, headers: Pairs, named: Headers, client: Client, passage: Passage
+    ) -> None:
+        key = await self.entrance.let_in(way[0], headers)
+        await self._pass_to(way, key, named, client, passage)
+
+    def _pass_to(
+        self, way: Way, key: KeyEntry, named: Headers, client: Client, passage: Passage
+    ) -> Awaitable[None]:
+        _, method, path = way
         passage.key = key.id
+        endpoint = ENDPOINTS.get(path)
         if endpoint is not None:
             if method != "POST":
                 raise admission.wrong_method(method, path, "POST")
-            await self._complete(endpoint, key, named, client, passage)
-        elif path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
+            return self._complete(endpoint, key, named, client, passage)
+        if path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/"):
             passage.endpoint = MODELS_PATH
             if method != "GET":
                 raise admission.wrong_method(method, path, "GET")
-            await self._show_models(path[len(MODELS_PATH) + 1 :], key, client)
-        else:
-            raise surface.unknown_path(path)
+            return self._show_models(path[len(MODELS_PATH) + 1 :], key, client)
+        raise surface.unknown_path(path)
 
     # --- models ---------------------------------------------------------------------------------------------
 
@@ -255,59 +271,68 @@ class GatewayApp:
     async def _complete(
         self, endpoint: Endpoint, key: KeyEntry, headers: Headers, client: Client, passage: Passage
     ) -> None:
-        exchange = client.exchange
-        watch = _watch_of(exchange, self._patience.shortest_s)
+        exchange, room, lease = client.exchange, self._bodies.room(), None
+        watch = _watch_of(exchange, self._shortest_s)
         try:
-            with self._bodies.room() as room:
-                if exchange is not None and (whole := exchange.take_body()) is not None:
-                    body = self._bodies.take(whole, room)
-                else:
-                    body = await self._bodies.read(
-                        headers.get(b"content-length"), client.receive, room, watch
-                    )
-                call = await self._admit(endpoint, key, headers, body, passage)
-                lease = await self._limits.take(key, call.model, call.needs.prompt.least)
-                try:
-                    await self._serve(call, client, watch)
-                finally:
-                    lease.give_back(passage.prompt_tokens + passage.completion_tokens)
+            if exchange is not None and (whole := exchange.take_body()) is not None:
+                body = self._bodies.take(whole, room)
+            else:
+                body = await self._bodies.read(headers.get(b"content-length"), client.receive, room, watch)
+            # Everything that can be refused before a replica is looked for:
+            fields = peek.decode(body)
+            seen = peek.look_at(fields)
+            name = bounds.check_body(seen, self._media_hosts)
+            passage.asked_as, passage.is_streamed = name, seen.stream is True
+            model = self._opened_as(name, key) or await self._find(name, key)
+            call = self._call_of(endpoint, key, model, headers, seen, fields, body, passage)
+            if not self.table.current.reach_of(model).is_plain(model, call.needs):
+                call = await self._bounded(call)
+            if not (model.limits is UNLIMITED and key.limits is UNLIMITED):  # as nearly always
+                lease = await self._limits.take(key, model, call.needs.prompt.least)
+            await self._serve(call, client, watch)
         finally:
+            if lease is not None:
+                lease.give_back(passage.prompt_tokens + passage.completion_tokens)
+            room.give_back()
             if exchange is None:
                 watch.close()
 
-    async def _admit(
-        self, endpoint: Endpoint, key: KeyEntry, headers: Headers, body: bytes, passage: Passage
+    def _call_of(
+        self,
+        endpoint: Endpoint,
+        key: KeyEntry,
+        model: ModelEntry,
+        headers: Headers,
+        seen: Peek,
+        fields: peek.Fields,
+        body: bytes,
+        passage: Passage,
     ) -> Call:
-        """Everything that can be refused before a replica is looked for."""
-        fields = peek.decode(body)
-        seen = peek.look_at(fields)
-        name = bounds.check_body(seen, self._media_hosts)
-        passage.asked_as, passage.is_streamed = name, seen.stream is True
-        model = self._opened_as(name, key) or await self._find(name, key)
         passage.model, passage.model_id, passage.is_simulated = model.name, model.id, model.is_simulated
-        wanted = peek.needs_of(endpoint, fields, seen)
-        if not self.table.current.reach_of(model).is_plain(model, wanted):
-            needs.check_model(model, wanted, self._opened(key))
-            wanted, bounded = await self._within_context(model, wanted, fields)
-            if bounded is not fields:
-                fields, body = bounded, peek.encode(bounded)
         return Call(
-            name=name,
-            model=model,
-            key=key,
-            needs=wanted,
-            fields=fields,
-            body=body,
-            headers=_forwarded(headers),
-            passage=passage,
-            prompt=self._prompt_of(endpoint, key, model, fields, headers),
-            wants_stream=seen.stream is True,
-            wants_usage=seen.stream is True and peek.wants_usage(fields),
+            passage.asked_as,
+            model,
+            key,
+            peek.needs_of(endpoint, fields, seen),
+            fields,
+            body,
+            _forwarded(headers),
+            passage,
+            self._prompt_of(endpoint, key, model, fields, headers),
+            wants_stream=passage.is_streamed,
+            wants_usage=passage.is_streamed and peek.wants_usage(fields),
         )
 
+    async def _bounded(self, call: Call) -> Call:
+        """Where the model may not take it as it is: refused, or within what the operator allows."""
+        needs.check_model(call.model, call.needs, self._opened(call.key))
+        wanted, fields = await self._within_context(call.model, call.needs, call.fields)
+        body = call.body if fields is call.fields else peek.encode(fields)
+        return msgspec.structs.replace(call, needs=wanted, fields=fields, body=body)
+
     async def _within_context(
-        self, model: ModelEntry, wanted: Needs, fields: peek.Fields
-    ) -> tuple[Needs, peek.Fields]:
+        self, model: ModelEntry, wanted: Needs, fields: Mapping[str, msgspec.Raw]
+    ) -> tuple[Needs, Mapping[str, msgspec.Raw]]:
         """The same request, and its fields with the answer bounded where the operator or the client did. A
         tokenizer is asked only where size alone cannot tell."""
         endpoint, asked = wanted.endpoint, wanted.output_tokens or None
@@ -343,11 +368,11 @@ class GatewayApp:
         if (profile and profile != PREFIX) or len(self.table.current.targets_of(model)) < 2:
             return NO_PROMPT
         parts = [memoryview(raw) for name in endpoint.prompt_fields if (raw := fields.get(name)) is not None]
-        return Prompt(chain(_salt(model.id, key.cache_scope), parts))
+        return Prompt.of_chain(chain(_salt(model.id, key.cache_scope), parts))
 
     async def _serve(self, call: Call, client: Client, watch: Watch) -> None:
         """Until it is answered, or its client has left."""
-        leaving, exchange = Leaving(), client.exchange
+        leaving, exchange = Leaving(watch.task), client.exchange
         if exchange is None:
             watch.call_later(LEAVING_S, lambda: leaving.look_out(client.receive))
         elif exchange.disconnected:
@@ -366,13 +391,13 @@ class GatewayApp:
 
 
 class Leaving:
-    """Ends a request, the task that makes this, once its client has left."""
+    """Ends a request, which is what this task works on, once its client has left."""
 
-    def __init__(self) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None, "a request is a task"
-        self._serving, self._has_left = serving, False
-        self._task: asyncio.Task[None] | None = None
+    _has_left = False
+    _task: asyncio.Task[None] | None = None
+
+    def __init__(self, serving: asyncio.Task[Any]) -> None:
+        self._serving = serving
 
     def leave(self) -> None:
         self._has_left = self._serving.cancel()

@@ -21,17 +21,14 @@ class ClientGone(Exception):
 
 
 class Room:
-    """What one request holds of the process's room: given back at the end of its `with`, in every outcome."""
+    """What one request holds of the process's room: `give_back` once, however it ended."""
 
     __slots__ = ("_bodies", "size")
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
 
-    def __enter__(self) -> Room:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def give_back(self) -> None:
         self._bodies.held_bytes -= self.size
 
 

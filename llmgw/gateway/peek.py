@@ -155,7 +155,7 @@ def wants_usage(fields: Fields) -> bool:
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
-def with_output(endpoint: Endpoint, fields: Fields, tokens: int) -> Fields:
+def with_output(endpoint: Endpoint, fields: Mapping[str, msgspec.Raw], tokens: int) -> Fields:
     """The same request, bounded: in the field that it used, and otherwise in the one all engines know."""
     asked = [name for name in endpoint.output_fields if _value(fields.get(name)) is not None]
     value = msgspec.Raw(b"%d" % tokens)

@@ -70,6 +70,11 @@ class Prompt(NamedTuple):
     chain: Chain = NO_CHAIN
     session: str = ""
 
+    @classmethod
+    def of_chain(cls, chain: Chain) -> Prompt:
+        # One is made for each request, and a named tuple's own constructor costs three times as much.
+        return tuple.__new__(cls, (chain, ""))
+
 
 NO_PROMPT = Prompt()
 
