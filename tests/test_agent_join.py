@@ -207,6 +207,19 @@ def test_beyond_loopback_an_agent_shows_a_certificate_that_is_known_by_its_check
     trial.kill("agent-afar")
 
 
+def test_an_agent_whose_engines_are_to_speak_tls_shows_a_certificate_on_loopback_too(
+    trial: Trial, tmp_path: Path
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    machine = Machine(trial, tmp_path)
+    assert machine.join(new_token(trial, "near")["token"], "--engine-tls") == ""
+    node = trial.api("GET", "nodes/near")
+    assert node["address"] == f"https://127.0.0.1:{machine.port}"
+    assert node["certificate"] == fingerprint(machine.home / "tls.crt")
+    assert "engine_tls = true" in (machine.home / "agent.toml").read_text().splitlines()
+
+
 def fingerprint(certificate: Path) -> str:
     """As openssl has it."""
     words = ["openssl", "x509", "-noout", "-fingerprint", "-sha256", "-in", str(certificate)]
