@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -92,13 +93,15 @@ def llamacpp(room: Room, pytestconfig: pytest.Config) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def vllm(room: Room) -> Iterator[Served]:
+    """On one core: its processes wait for each other by spinning, and on all of them keep a gateway and its
+    clients from running for seconds, until the answer has ended."""
     args = ("--enforce-eager", "--dtype", "float32")
     with room.serving(
         "vllm",
-        (PROGRAM,),
+        ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), PROGRAM),
         make_vllm_model(room.folder),
         *args,
-        context_length=512,
+        context_length=4096,
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
         timeout_s=600,
         can_vision=True,
@@ -327,21 +330,23 @@ def test_the_tokens_of_a_message_are_counted(room: Room, served: Served) -> None
 
 # --- who leaves ---------------------------------------------------------------------------
 
-LONG = 400  # tokens, which take seconds
+LONG = {"sim": 400, "llamacpp": 400, "vllm": 3_000}  # tokens, which take seconds
 TO_THE_LAST = {"ignore_eos": True}
 """A model of chance may end at any token."""
 
 
 def _close_a_stream(room: Room, served: Served) -> None:
     with room.openai.chat.completions.create(
-        **asking(served, LONG), stream=True, extra_body=TO_THE_LAST
+        **asking(served, LONG[served.engine]), stream=True, extra_body=TO_THE_LAST
     ) as stream:
         next(stream)
         wait_until(served.running, "the engine to work")
 
 
 def _close_a_stream_of_messages(room: Room, served: Served) -> None:
-    with room.anthropic.messages.stream(model=served.alias, messages=MESSAGES, max_tokens=LONG) as stream:
+    with room.anthropic.messages.stream(
+        model=served.alias, messages=MESSAGES, max_tokens=LONG[served.engine]
+    ) as stream:
         next(stream)
         wait_until(served.running, "the engine to work")
 
@@ -363,19 +368,21 @@ def _cancel(room: Room, served: Served, path: str, **fields: Any) -> None:
 
 
 def _cancel_a_chat(room: Room, served: Served) -> None:
-    _cancel(room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG, **TO_THE_LAST)
+    _cancel(
+        room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG[served.engine], **TO_THE_LAST
+    )
 
 
 def _cancel_a_text(room: Room, served: Served) -> None:
-    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG, **TO_THE_LAST)
+    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG[served.engine], **TO_THE_LAST)
 
 
 def _cancel_a_message(room: Room, served: Served) -> None:
-    _cancel(room, served, "/messages", messages=MESSAGES, max_tokens=LONG)
+    _cancel(room, served, "/messages", messages=MESSAGES, max_tokens=LONG[served.engine])
 
 
 def _cancel_a_response(room: Room, served: Served) -> None:
-    _cancel(room, served, "/responses", input="Hello?", max_output_tokens=LONG)
+    _cancel(room, served, "/responses", input="Hello?", max_output_tokens=LONG[served.engine])
 
 
 Leave = Callable[[Room, Served], None]

@@ -28,7 +28,7 @@ tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% end
 tokenizer.save_pretrained(sys.argv[1])
 shape = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
 ends = dict(bos_token_id=0, eos_token_id=1)
-LlamaForCausalLM(LlamaConfig(vocab_size=len(letters) + 2, max_position_embeddings=1024, **shape, **ends)
+LlamaForCausalLM(LlamaConfig(vocab_size=len(letters) + 2, max_position_embeddings=4096, **shape, **ends)
 ).save_pretrained(sys.argv[1])
 """
 
