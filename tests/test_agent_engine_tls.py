@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
+import threading
 import urllib.error
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodes.agent.__main__ import open_session
 from nodes.agent.configuration import Configuration
 from nodes.agent.home import Home
 from nodes.agent.inventory import FoundEngine, InventoryError, find_engines
 from nodes.agent.options import ConfigurationError
+from nodes.agent.probes import Probe
+from nodes.agent.sim.__main__ import serve
+from nodes.agent.sim.options import read_options
 from nodes.certificates import checksum_of, is_checksum
 from nodes.engines import ENGINES, RenderError, Seat, render
 from nodes.protocol import Launch, RankReport, read, to_json
@@ -185,44 +193,70 @@ def test_an_engine_answers_over_tls_and_not_in_the_clear(agent: AgentProcess, ho
     end(agent, rank)
 
 
-def test_an_engine_keeps_the_certificate_that_it_began_with(
-    agent: AgentProcess, home: Home, tmp_path: Path
-) -> None:
-    """Whatever is renewed, and whoever takes it up."""
-    rank = agent.run()
-    other, old = a_home(tmp_path), tmp_path / "old"
-    kept = {path: path.read_bytes() for path in (home.certificate, home.key)}
-    old.write_bytes(kept[home.certificate])
-    try:
-        home.certificate.write_bytes(other.certificate.read_bytes())
-        home.key.write_bytes(other.key.read_bytes())
-        agent.certificate = old  # its door shows what it was opened with
-        newer = agent.run(gpus=["sim-1"])
-        assert newer["certificate"] == other.checksum() != rank["certificate"]
-        agent.kill()
-        (agent.state_folder / "replicas" / f"{rank['replica']}.json").unlink()
-        agent.certificate = home.certificate
-        agent.start()
-        stray = agent.rank(rank["replica"])
-        assert (stray["state"], stray["certificate"]) == ("starting", rank["certificate"])
-        assert agent.put(assignment(replica=rank["replica"])).status == 200
-        for known in (rank, newer):
-            again = agent.wait_for(known["replica"], "ready")
-            assert (again["pid"], again["certificate"]) == (known["pid"], known["certificate"])
-        assert health(rank, old) == health(newer, home.certificate) == 200
-        with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
-            health(newer, old)
-    finally:
-        for path, content in kept.items():
-            path.write_bytes(content)
-        agent.restart()
-    end(agent, rank, newer)
-
-
 def end(agent: AgentProcess, *ranks: Any) -> None:
     for each in ranks:
         agent.delete(each["replica"])
         agent.wait_for(each["replica"], "stopped")
+
+
+def test_nobody_else_is_taken_for_the_engine(agent: AgentProcess, home: Home) -> None:
+    rank = agent.run()
+
+    async def obstacle(scheme: str, certificate: str) -> str:
+        async with open_session() as session:
+            launch, where = Launch("m", "s", {"engine": "sim"}), f"{scheme}://127.0.0.1:{rank['port']}"
+            probe = Probe(session, ENGINES["sim"], launch, base_url=where, key=KEY, certificate=certificate)
+            return await probe.obstacle()
+
+    assert asyncio.run(obstacle("https", home.checksum())) == ""
+    assert asyncio.run(obstacle("https", "0" * 64)) == (
+        "what listens there shows another certificate than it was started with"
+    )
+    assert asyncio.run(obstacle("http", "")).startswith("/health broke off")
+    end(agent, rank)
+    with plain_door() as port:
+        rank = {"port": port}
+        assert asyncio.run(obstacle("https", "0" * 64)) == "what listens there does not speak TLS"
+
+
+@contextlib.contextmanager
+def plain_door() -> Iterator[int]:
+    class Door(BaseHTTPRequestHandler):
+        def log_message(self, *told: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_a_certificate_that_is_gone_is_told_when_an_engine_is_to_start(
+    agent: AgentProcess, home: Home, tmp_path: Path
+) -> None:
+    kept = home.certificate.read_bytes()
+    agent.certificate = tmp_path / "kept"
+    agent.certificate.write_bytes(kept)
+    home.certificate.unlink()
+    try:
+        wanted = assignment()
+        agent.put(wanted)
+        rank = agent.wait_for(wanted["replica"], "failed")
+    finally:
+        home.certificate.write_bytes(kept)
+        agent.certificate = home.certificate
+    assert (rank["cause"], rank["kind"]) == ("no_certificate", "node")
+    assert rank["reason"].startswith(f"The certificate {home.certificate} cannot be read (")
+    assert rank["reason"].endswith("; correct it on the node.")
+
+
+def test_a_sim_engine_that_cannot_speak_tls_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["--model", "m", "--port", "1", "--ssl-certfile", "/c"]
+    with pytest.raises(SystemExit):
+        read_options(told, key="")
+    assert "sim: error: --ssl-certfile and --ssl-keyfile go together" in capsys.readouterr().err
+    end = asyncio.run(serve(read_options([*told, "--ssl-keyfile", "/k"], key="")))
+    assert (end.code, "cannot be used: [Errno 2] No such file" in end.words) == (1, True)
 
 
 def test_a_container_is_handed_what_its_engine_shows(agent: AgentProcess, home: Home, tmp_path: Path) -> None:
@@ -257,3 +291,31 @@ def test_a_build_of_llama_server_without_tls_is_told_of(agent: AgentProcess, tmp
         "This build of llama-server speaks no TLS, which --engine-tls asks for; put one that was built with "
         "OpenSSL on the node, or start its agent without --engine-tls."
     )
+
+
+def test_an_engine_keeps_the_certificate_that_it_began_with(
+    agent: AgentProcess, home: Home, tmp_path: Path
+) -> None:
+    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one
+    as well."""
+    rank = agent.run()
+    other, old = a_home(tmp_path), tmp_path / "old"
+    old.write_bytes(home.certificate.read_bytes())
+    home.certificate.write_bytes(other.certificate.read_bytes())
+    home.key.write_bytes(other.key.read_bytes())
+    agent.certificate = old  # its door shows what it was opened with
+    newer = agent.run(gpus=["sim-1"])
+    assert newer["certificate"] == other.checksum() != rank["certificate"]
+    agent.kill()
+    (agent.state_folder / "replicas" / f"{rank['replica']}.json").unlink()
+    agent.certificate = home.certificate
+    agent.start()
+    stray = agent.rank(rank["replica"])
+    assert (stray["state"], stray["certificate"]) == ("starting", rank["certificate"])
+    assert agent.put(assignment(replica=rank["replica"])).status == 200
+    for known in (rank, newer):
+        again = agent.wait_for(known["replica"], "ready")
+        assert (again["pid"], again["certificate"]) == (known["pid"], known["certificate"])
+    assert health(rank, old) == health(newer, home.certificate) == 200
+    with pytest.raises(urllib.error.URLError, match="certificate verify failed"):
+        health(newer, old)
