@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 import httptools
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmgw.exchange import EXTENSION, Closable, Exchange
@@ -37,8 +38,13 @@ DIRECT = "llmgw.direct"
 /v1/ need not pass all the others."""
 _POST = {"method": "POST"}
 """All that uvicorn asks of a scope as it sends an answer."""
-_BY_ALL = frozenset((b"expect", b"upgrade", b"x-forwarded-proto", b"x-forwarded-for"))
-"""Headers that mean something to uvicorn, or to what it puts before the application."""
+_BY_ALL = frozenset((b"expect", b"upgrade"))
+"""Headers that mean something to uvicorn."""
+_BY_ALL_LOGGED = _BY_ALL | {b"x-forwarded-for", b"x-forwarded-proto"}
+"""And to its access log, which is told of the client that a proxy forwards for."""
+_PROXYS = b"x-forwarded-proto"
+_SCHEMES = frozenset(("http", "https", "ws", "wss"))
+"""As in uvicorn: whatever else a proxy says, it has said nothing."""
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +98,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _look_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
-    _is_for_all = _is_said = False
+    _is_for_all = _is_said = _is_proxy = False
+    _proxys_word: bytes | None = None
+    _by_all = _BY_ALL
     _line: Any = None
     _once_more = b""
     _due: Exchange | None = None
@@ -104,6 +112,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._line = _Line(transport, self)
+        if self.access_log:
+            self._by_all = _BY_ALL_LOGGED
+        self._is_proxy = isinstance(self.app, ProxyHeadersMiddleware) and (
+            (self.client[0] if self.client else None) in self.app.trusted_hosts
+        )
         self._wait()
         self._look_after(self.timeout_keep_alive)
 
@@ -165,7 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._is_in_head = self._is_in_message = True
-        self._is_for_all = False
+        self._is_for_all, self._proxys_word = False, None
         self._taken_bytes = 0
         self._rests_since_s = inf
 
@@ -173,10 +186,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_in_head:  # a trailer is nobody's business
             return
         name = name.lower()
-        if name in _BY_ALL:
+        if name in self._by_all:
             self._is_for_all = True
             super().on_header(name, value)
         else:
+            if name == _PROXYS:
+                self._proxys_word = value  # the last one counts
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -227,7 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = self._due = self._answering = exchange = Exchange(
             scope,
             path,
-            self.scheme or "",
+            self._scheme(),
             self.headers,
             self._line,
             self.flow,
@@ -241,6 +256,14 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         if answers is None:
             scope["extensions"] = {EXTENSION: exchange}
+
+    def _scheme(self) -> str:
+        """As uvicorn's middleware finds it: what a proxy that is believed says its client came by."""
+        if self._is_proxy and self._proxys_word is not None:
+            word = self._proxys_word.decode("latin-1").strip()
+            if word in _SCHEMES:
+                return word
+        return self.scheme or ""
 
     def _event_anew(self) -> asyncio.Event:
         """Nobody waits for the one before, as that is answered."""
