@@ -98,7 +98,7 @@ class Upstream:
 
     def __init__(self, *, connections: int = CONNECTIONS) -> None:
         self._connections = connections
-        self._pools: dict[tuple[str, str], Pool] = {}  # by where each is, and its certificate
+        self._pools: dict[str, Pool] = {}  # by where each is and its certificate, which most have not
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look: asyncio.TimerHandle | None = None
 
@@ -129,7 +129,7 @@ class Upstream:
         head = b"%bContent-Length: %d\r\n\r\n" % (head, len(body))
         stale = None
         try:
-            pool = self._pools.get((target.origin, target.certificate))
+            pool = self._pools.get(target.origin + target.certificate)
             if pool is not None and (kept := pool.take()) is not None:
                 answer = Answer(kept, watch=watch)
                 try:
@@ -182,7 +182,7 @@ class Upstream:
         return answer
 
     def _pool(self, target: Target) -> Pool:
-        where = target.origin, target.certificate
+        where = target.origin + target.certificate
         pool = self._pools.get(where)
         if pool is None:
             assert self._loop is not None, "start comes first"
