@@ -74,7 +74,7 @@ def test_a_context_that_does_not_fit_is_told_as_such(agent: AgentProcess, model:
         source=str(model),
         gpus=[],
         env={"VLLM_CPU_KVCACHE_SPACE": "1"},
-        launch={"context_length": 4096},
+        launch={"context_length": 8192},
         startup_timeout_s=600,
     )
     agent.put(wanted)

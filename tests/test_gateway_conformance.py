@@ -331,14 +331,10 @@ def test_the_tokens_of_a_message_are_counted(room: Room, served: Served) -> None
 # --- who leaves ---------------------------------------------------------------------------
 
 LONG = {"sim": 400, "llamacpp": 400, "vllm": 3_000}  # tokens, which take seconds
-TO_THE_LAST = {"ignore_eos": True}
-"""A model of chance may end at any token."""
 
 
 def _close_a_stream(room: Room, served: Served) -> None:
-    with room.openai.chat.completions.create(
-        **asking(served, LONG[served.engine]), stream=True, extra_body=TO_THE_LAST
-    ) as stream:
+    with room.openai.chat.completions.create(**asking(served, LONG[served.engine]), stream=True) as stream:
         next(stream)
         wait_until(served.running, "the engine to work")
 
@@ -368,13 +364,11 @@ def _cancel(room: Room, served: Served, path: str, **fields: Any) -> None:
 
 
 def _cancel_a_chat(room: Room, served: Served) -> None:
-    _cancel(
-        room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG[served.engine], **TO_THE_LAST
-    )
+    _cancel(room, served, "/chat/completions", messages=MESSAGES, max_tokens=LONG[served.engine])
 
 
 def _cancel_a_text(room: Room, served: Served) -> None:
-    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG[served.engine], **TO_THE_LAST)
+    _cancel(room, served, "/completions", prompt="Once", max_tokens=LONG[served.engine])
 
 
 def _cancel_a_message(room: Room, served: Served) -> None:
