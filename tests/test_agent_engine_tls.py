@@ -329,8 +329,8 @@ def test_a_real_vllm_answers_over_tls_alone(home: Home, tmp_path: Path) -> None:
 def test_an_engine_keeps_the_certificate_that_it_began_with(
     agent: AgentProcess, home: Home, tmp_path: Path
 ) -> None:
-    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one
-    as well."""
+    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one,
+    and is told no more that engines should show one."""
     rank = agent.run()
     other, old = a_home(tmp_path), tmp_path / "old"
     old.write_bytes(home.certificate.read_bytes())
@@ -341,8 +341,9 @@ def test_an_engine_keeps_the_certificate_that_it_began_with(
     assert newer["certificate"] == other.checksum() != rank["certificate"]
     agent.kill()
     (agent.state_folder / "replicas" / f"{rank['replica']}.json").unlink()
-    agent.certificate = home.certificate
+    agent.certificate, agent.options = home.certificate, shown(home)
     agent.start()
+    assert agent.state()["engine_tls"] is False
     stray = agent.rank(rank["replica"])
     assert (stray["state"], stray["certificate"]) == ("starting", rank["certificate"])
     assert agent.put(assignment(replica=rank["replica"])).status == 200
