@@ -329,8 +329,8 @@ def test_a_real_vllm_answers_over_tls_alone(home: Home, tmp_path: Path) -> None:
 def test_an_engine_keeps_the_certificate_that_it_began_with(
     agent: AgentProcess, home: Home, tmp_path: Path
 ) -> None:
-    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one,
-    and is told no more that engines should show one."""
+    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one
+    and is told no more that engines should show it."""
     rank = agent.run()
     other, old = a_home(tmp_path), tmp_path / "old"
     old.write_bytes(home.certificate.read_bytes())
