@@ -12,8 +12,8 @@ from pathlib import Path
 
 PROGRAM = os.environ.get("LLMGW_TEST_VLLM", "")
 
-# A model of chance, of a few megabytes, whose words are letters: of bytes, it would say what is no text. It has
-# no number for the end, so that it goes on for as long as it is asked to.
+# A model of chance, of a few megabytes, whose words are letters: of bytes, it would say what is no text. It
+# has no number for the end, so that it goes on for as long as it is asked to.
 _MAKE_MODEL = """
 import sys
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
