@@ -17,6 +17,8 @@ from catalog.durations import parse_duration
 
 T = TypeVar("T")
 
+MAX_S = 1e7  # four months
+
 
 def _read(name: str, default: T, parse: Callable[[str], T], looks_like: str) -> T:
     text = os.environ.get(name, "").strip()
@@ -41,14 +43,15 @@ def is_on(name: str) -> bool:
     return _read(name, False, parse, "1 or 0")
 
 
-def seconds(name: str, default: float) -> float:
+def seconds(name: str, default: float, *, at_most: float = MAX_S) -> float:
     def parse(text: str) -> float:
         value = float(text)
-        if not 0 < value < 1e7:
+        if not 0 < value <= at_most:
             raise ValueError
         return value
 
-    return _read(name, default, parse, "a number of seconds above 0, such as 2 or 0.5")
+    bound = "" if at_most == MAX_S else f" and up to {at_most:g}"
+    return _read(name, default, parse, f"a number of seconds above 0{bound}, such as 2 or 0.5")
 
 
 def duration_ns(name: str, default: int) -> int:

@@ -119,7 +119,7 @@ LLMGW_IDLE_TIMEOUT = env.duration_ns("LLMGW_IDLE_TIMEOUT", 15 * MINUTE)
 # The gateway: how long a request may wait for its model to load, how long its client may read nothing of the
 # answer, how big it may be, how old the table may be.
 LLMGW_HOLD_S = env.seconds("LLMGW_HOLD_S", 60)
-LLMGW_STALL_S = env.seconds("LLMGW_STALL_S", 30)
+LLMGW_STALL_S = env.seconds("LLMGW_STALL_S", 30, at_most=300)  # after which a connection is cut off anyway
 # How long an engine may take: to accept a connection, to begin its answer (a plain one is whole then, and so
 # this is as long as OpenAI's clients wait), to go on with it (no engine computes one token for so long).
 LLMGW_CONNECT_S = env.seconds("LLMGW_CONNECT_S", 3)

@@ -36,6 +36,11 @@ def ask(var: Path, *names: str, **environment: str) -> dict[str, str]:
         ("LLMGW_GATEWAYS", "gw:8000", "LLMGW_GATEWAYS is 'gw:8000', which is not a list of URLs that begin"),
         ("LLMGW_TICK_S", "often", "LLMGW_TICK_S is 'often', which is not a number of seconds above 0"),
         ("LLMGW_HOLD_S", "-1", "LLMGW_HOLD_S is '-1', which is not a number of seconds above 0"),
+        (
+            "LLMGW_STALL_S",
+            "301",
+            "LLMGW_STALL_S is '301', which is not a number of seconds above 0 and up to 300",
+        ),
         ("LLMGW_LEASE_S", "nan", "LLMGW_LEASE_S is 'nan', which is not a number of seconds above 0"),
         ("LLMGW_IDLE_TIMEOUT", "15", "LLMGW_IDLE_TIMEOUT is '15', which is not a duration such as 15m"),
         (
