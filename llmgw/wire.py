@@ -170,8 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._once_more = b""
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            except httptools.HttpParserError:
-                self.logger.warning("Invalid HTTP request received.")
+            except httptools.HttpParserError:  # anybody may send one, so it is not logged
                 self._refuse_invalid()
                 data = b""
 

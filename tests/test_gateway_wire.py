@@ -82,6 +82,20 @@ def _is_served(play: Play) -> bool:
         return _read(connection)[0] == 200
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"X-A : 1", id="a header that cannot be one"),
+        pytest.param(b"Connection: Upgrade\r\nUpgrade: websocket", id="a WebSocket"),
+    ],
+)
+def test_nobody_can_fill_the_log_with_it(play: Play, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with play.web.connection() as connection:
+        connection.sendall(play.request(_chat()).replace(b"\r\nHost:", b"\r\n" + line + b"\r\nHost:"))
+        assert _read(connection)[0] in (200, 400)
+    assert not [each for each in caplog.records if each.levelname != "INFO"]
+
+
 # --- the two ways of an answer ------------------------------------------------------------------------------
 
 _CHANGING = {"x-request-id", "x-llmgw-overhead-ms", "x-llmgw-route", "date"}
