@@ -132,6 +132,7 @@ class Connection(asyncio.Protocol):
         self._ended: asyncio.Future[None] | None = None
         self._told: dict[bytes, bytes] = {}
         self._came: list[bytes] = []  # of the body, in what is being read now
+        self.on_body = self._came.append  # the parser's: a function of our own would cost more than the rest
         self._headers = self._overhead = 0
         self._unpacking: zlib._Decompress | None = None
         self._asked_at_s = 0.0
@@ -225,17 +226,23 @@ class Connection(asyncio.Protocol):
             if data.strip(b"\r\n"):  # of empty lines between answers, httptools makes nothing either
                 self.abort()
             return
-        status, came, piece, is_fit = reply.status, self._came, b"", True
+        status, came, is_fit = reply.status, self._came, True
         self._has_heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+            if self._unpacking is not None:
+                self._unpack(reply, self._unpacking)
+        except (httptools.HttpParserError, _Unfit, zlib.error):
             self._keeps = is_fit = False
-        if came:
-            piece = came[0] if len(came) == 1 else b"".join(came)
+        if len(came) == 1:
+            piece = came.pop()
+            self._overhead = len(data) - len(piece) - CHUNK_OVERHEAD_BYTES
+        elif came:
+            piece = b"".join(came)
             self._overhead = len(data) - len(piece) - CHUNK_OVERHEAD_BYTES * len(came)
             came.clear()
         else:
+            piece = b""
             self._overhead += len(data)
         if is_fit and not reply.is_whole and self._overhead <= OVERHEAD_BYTES:
             # Nearly every piece of a stream goes no further than to its taker.
@@ -250,6 +257,21 @@ class Connection(asyncio.Protocol):
             reply.wake()
         else:
             self._give_up()
+
+    def _unpack(self, reply: Reply, unpacking: zlib._Decompress) -> None:
+        """What has come, as it was before it was packed. Raises where it was not packed so."""
+        packed = self._came.copy()
+        self._came.clear()
+        is_whole, reply.is_whole = reply.is_whole, False
+        for piece in packed:
+            plain = unpacking.decompress(piece, UNPACKED_BYTES)
+            if unpacking.unconsumed_tail:
+                raise _Unfit
+            if plain:
+                self._came.append(plain)
+        if is_whole and not unpacking.eof:
+            raise _Unfit
+        reply.is_whole = is_whole
 
     def _hand_on(self, reply: Reply, piece: bytes, *, is_headed: bool) -> None:
         if piece:
@@ -342,15 +364,6 @@ class Connection(asyncio.Protocol):
         self.keep_alive_s = KEEP_ALIVE_S if idle is None else _idle_s(idle[:REMEMBERED_BYTES])
         self._ends_body = not (coding or b"content-length" in told or status in _WITHOUT_BODY)
 
-    def on_body(self, body: bytes) -> None:
-        if self._unpacking is not None:
-            body = self._unpacking.decompress(body, UNPACKED_BYTES)
-            if self._unpacking.unconsumed_tail:
-                raise _Unfit
-            if not body:
-                return
-        self._came.append(body)
-
     def on_message_complete(self) -> None:
         reply, told = self._reply, self._told
         assert reply is not None
@@ -358,8 +371,6 @@ class Connection(asyncio.Protocol):
         if not reply.status:  # an interim answer: the one that counts is still to come
             told.clear()
             return
-        if self._unpacking is not None and not self._unpacking.eof:
-            raise _Unfit
         reply.is_whole = True
         # A body that was announced where none may be could still come.
         is_sure = reply.status not in _WITHOUT_BODY or told.keys().isdisjoint(

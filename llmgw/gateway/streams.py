@@ -122,8 +122,9 @@ class EventStream:
         a stream that has begun and goes on. It may say no to some of those, and to comments it does."""
         if not self._is_plain or not data.endswith(b"\n\n") or data.startswith(b":"):
             return False
+        find = data.find
         for sign in self._signs:
-            if data.find(sign) >= 0 and (sign not in _COUNTS or _has_usage(data)):
+            if find(sign) >= 0 and (sign not in _COUNTS or _has_usage(data)):
                 return False
         return True
 
