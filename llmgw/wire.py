@@ -241,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = self._due = self._answering = exchange = Exchange(
             scope,
             path,
-            self._scheme(),
+            self.scheme or "" if self._proxys_word is None else self._scheme(self._proxys_word),
             self.headers,
             self._line,
             self.flow,
@@ -256,13 +256,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if answers is None:
             scope["extensions"] = {EXTENSION: exchange}
 
-    def _scheme(self) -> str:
+    def _scheme(self, proxys_word: bytes) -> str:
         """As uvicorn's middleware finds it: what a proxy that is believed says its client came by."""
-        if self._is_proxy and self._proxys_word is not None:
-            word = self._proxys_word.decode("latin-1").strip()
-            if word in _SCHEMES:
-                return word
-        return self.scheme or ""
+        word = proxys_word.decode("latin-1").strip()
+        return word if self._is_proxy and word in _SCHEMES else self.scheme or ""
 
     def _event_anew(self) -> asyncio.Event:
         """Nobody waits for the one before, as that is answered."""

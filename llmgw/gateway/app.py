@@ -271,13 +271,13 @@ class GatewayApp:
     async def _complete(
         self, endpoint: Endpoint, key: KeyEntry, headers: Headers, client: Client, passage: Passage
     ) -> None:
-        exchange, room, lease = client.exchange, self._bodies.room(), None
+        exchange, body, lease = client.exchange, b"", None
         watch = _watch_of(exchange, self._shortest_s)
         try:
             if exchange is not None and (whole := exchange.take_body()) is not None:
-                body = self._bodies.take(whole, room)
+                body = self._bodies.take(whole)
             else:
-                body = await self._bodies.read(headers.get(b"content-length"), client.receive, room, watch)
+                body = await self._bodies.read(headers.get(b"content-length"), client.receive, watch)
             # Everything that can be refused before a replica is looked for:
             fields = peek.decode(body)
             seen = peek.look_at(fields)
@@ -287,13 +287,13 @@ class GatewayApp:
             call = self._call_of(endpoint, key, model, headers, seen, fields, body, passage)
             if not self.table.current.reach_of(model).is_plain(model, call.needs):
                 call = await self._bounded(call)
-            if not (model.limits is UNLIMITED and key.limits is UNLIMITED):  # as nearly always
+            if model.limits is not UNLIMITED or key.limits is not UNLIMITED:  # which few are
                 lease = await self._limits.take(key, model, call.needs.prompt.least)
             await self._serve(call, client, watch)
         finally:
             if lease is not None:
                 lease.give_back(passage.prompt_tokens + passage.completion_tokens)
-            room.give_back()
+            self._bodies.give_back(len(body))
             if exchange is None:
                 watch.close()
 
