@@ -1,8 +1,9 @@
 """By which certificate an engine is known: the very one that it was started with, as its node's agent tells.
 
 Engines run for months and show what they read when they started. So no authority vouches for them and neither
-name nor date is looked at: who has the key of this one certificate is the engine, and nobody else is. The
-agent's word travels by its own door, which is known by whatever its node joined with.
+name nor date is looked at: who has the key of this one certificate is the engine, and nobody else is. Where
+its files were renewed before an engine read them, its agent sees so, and tells of the newer one. The agent's
+word travels by its own door, which is known by whatever its node joined with.
 """
 
 from __future__ import annotations

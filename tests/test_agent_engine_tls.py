@@ -329,9 +329,12 @@ def test_a_real_vllm_answers_over_tls_alone(home: Home, tmp_path: Path) -> None:
 def test_an_engine_keeps_the_certificate_that_it_began_with(
     agent: AgentProcess, home: Home, tmp_path: Path
 ) -> None:
-    """Whatever is renewed, and whoever takes it up. It is the last test of the agent, which keeps the new one
-    and is told no more that engines should show it."""
+    """Whatever is renewed, and whoever takes it up; one that still loads begins with what it will read. It is
+    the last test of the agent, which keeps the new one and is told no more that engines should show it."""
     rank = agent.run()
+    loading = assignment("--load-time", "700ms", gpus=[])
+    agent.put(loading)
+    assert agent.wait_for(loading["replica"], "starting")["certificate"] == home.checksum()
     other, old = a_home(tmp_path), tmp_path / "old"
     old.write_bytes(home.certificate.read_bytes())
     home.certificate.write_bytes(other.certificate.read_bytes())
@@ -339,6 +342,8 @@ def test_an_engine_keeps_the_certificate_that_it_began_with(
     agent.certificate = old  # its door shows what it was opened with
     newer = agent.run(gpus=["sim-1"])
     assert newer["certificate"] == other.checksum() != rank["certificate"]
+    late = agent.wait_for(loading["replica"], "ready")
+    assert late["certificate"] == other.checksum()
     agent.kill()
     (agent.state_folder / "replicas" / f"{rank['replica']}.json").unlink()
     agent.certificate, agent.options = home.certificate, shown(home)
@@ -347,7 +352,7 @@ def test_an_engine_keeps_the_certificate_that_it_began_with(
     stray = agent.rank(rank["replica"])
     assert (stray["state"], stray["certificate"]) == ("starting", rank["certificate"])
     assert agent.put(assignment(replica=rank["replica"])).status == 200
-    for known in (rank, newer):
+    for known in (rank, newer, late):
         again = agent.wait_for(known["replica"], "ready")
         assert (again["pid"], again["certificate"]) == (known["pid"], known["certificate"])
     assert health(rank, old) == health(newer, home.certificate) == 200

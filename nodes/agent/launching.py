@@ -48,7 +48,7 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
     assignment, configuration = record.assignment, host.configuration
     engine = engine_of(host, assignment.launch.engine)
     # Rank 0 alone has a door. Words may hand the files to any rank.
-    certificate = _certificate(host) if configuration.engine_tls and assignment.rank == 0 else ""
+    certificate = own_certificate(host) if configuration.engine_tls and assignment.rank == 0 else ""
     try:
         port = next_port(host, configuration.address, taken_ports)
         seat = Seat(
@@ -85,9 +85,9 @@ def prepare(host: Host, record: Record, model_path: str, taken_ports: set[int]) 
     return Prepared(port, command, {**inherited(os.environ), **marked}, certificate)
 
 
-def _certificate(host: Host) -> str:
+def own_certificate(host: Host) -> str:
     """As it is now, whatever it was when the agent started. Raises Failed."""
-    assert host.configuration.tls is not None, "checked with --engine-tls"
+    assert host.configuration.tls is not None, "engines that speak TLS need one"
     path, _ = host.configuration.tls
     try:
         return checksum_of(path.read_text())

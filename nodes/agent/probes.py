@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,11 +74,14 @@ class Probe:
         base_url: str,
         key: str,
         certificate: str = "",
+        is_own: Callable[[str], bool] = lambda certificate: False,
     ) -> None:
-        """certificate: the checksum of the one that the engine must show, where base_url is https."""
+        """certificate: the checksum of the one that the engine must show, where base_url is https. is_own:
+        asked about another one that it shows, which it must show from then on where that is True."""
         self._session, self._adapter, self._launch = session, adapter, launch
         self._base_url, self._key = base_url, key
         self._trust = aiohttp.Fingerprint(bytes.fromhex(certificate)) if certificate else True
+        self._is_own = is_own
 
     async def obstacle(self) -> str:
         """What stands between the engine and being ready, as a phrase; empty when it is ready."""
@@ -165,7 +168,10 @@ class Probe:
                 return _Answer(response.status, bytes(taken))
         except TimeoutError:
             raise _Silent(f"{path} did not answer within {timeout_s:g} s") from None
-        except aiohttp.ServerFingerprintMismatch:
+        except aiohttp.ServerFingerprintMismatch as other:
+            if self._is_own(other.got.hex()):
+                self._trust = aiohttp.Fingerprint(other.got)
+                raise _Silent("its certificate was renewed") from None
             raise _Silent("what listens there shows another certificate than it was started with") from None
         except aiohttp.ClientSSLError:
             raise _Silent("what listens there does not speak TLS") from None

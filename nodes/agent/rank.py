@@ -22,7 +22,7 @@ from nodes.agent.failures import Failed, cause_of_end, with_end
 from nodes.agent.gpus import unreturned
 from nodes.agent.host import Host
 from nodes.agent.inventory import OF_ALL, oom_counter, oom_kills
-from nodes.agent.launching import engine_of, mark_of, prepare
+from nodes.agent.launching import engine_of, mark_of, own_certificate, prepare
 from nodes.agent.logs import bound_log, read_words
 from nodes.agent.probes import Load, Probe
 from nodes.agent.processes import Process
@@ -421,7 +421,19 @@ class Rank:
             base_url=f"{'https' if self.record.certificate else 'http'}://{at}:{self.record.port}",
             key=self.record.assignment.key,
             certificate=self.record.certificate,
+            is_own=self._is_own,
         )
+
+    def _is_own(self, certificate: str) -> bool:
+        """Whether it shows what was renewed while it loaded: engines read their files when they listen, which
+        is long after they were started."""
+        try:
+            is_own = self.host.configuration.tls is not None and certificate == own_certificate(self.host)
+        except Failed:
+            return False
+        if is_own:
+            self._set(certificate=certificate)
+        return is_own
 
     def _set(self, **changes: Any) -> None:
         self._change(**changes)
