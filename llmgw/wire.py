@@ -98,11 +98,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _look_timer: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
-    _is_for_all = _is_said = _is_proxy = False
+    _is_for_all = _is_proxy = False
     _proxys_word: bytes | None = None
-    _by_all = _BY_ALL
     _line: Any = None
-    _once_more = b""
     _due: Exchange | None = None
     _next: Exchange | None = None
     _task: asyncio.Task[None] | None = None
@@ -112,8 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._line = _Line(transport, self)
-        if self.access_log:
-            self._by_all = _BY_ALL_LOGGED
+        self._by_all = _BY_ALL_LOGGED if self.access_log else _BY_ALL
+        self._is_said, self._once_more = False, b""  # asked for often, and so not left to the class
         self._is_proxy = isinstance(self.app, ProxyHeadersMiddleware) and (
             (self.client[0] if self.client else None) in self.app.trusted_hosts
         )

@@ -393,11 +393,9 @@ class GatewayApp:
 class Leaving:
     """Ends a request, which is what this task works on, once its client has left."""
 
-    _has_left = False
-    _task: asyncio.Task[None] | None = None
-
     def __init__(self, serving: asyncio.Task[Any]) -> None:
-        self._serving = serving
+        self._serving, self._has_left = serving, False
+        self._task: asyncio.Task[None] | None = None
 
     def leave(self) -> None:
         self._has_left = self._serving.cancel()

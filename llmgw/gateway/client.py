@@ -51,15 +51,10 @@ class Client:
     """Raises ClientStalled where what it is sent is not taken within `stall_s`. What can be sent at once goes
     through the exchange, where there is one."""
 
-    shape = OPENAI
-    has_begun = False
     _loop: asyncio.AbstractEventLoop
-    _watch: Watch | None = None
     _dialect: Dialect | None = None
     _words: Callable[[], str] = staticmethod(_waiting)
     _spoke_at_s = 0.0
-    _beat: asyncio.TimerHandle | None = None
-    _commenting: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -73,6 +68,10 @@ class Client:
     ) -> None:
         self.receive, self._send, self.exchange, self._passage = receive, send, exchange, passage
         self._stall_s, self._comment_s = stall_s, comment_s
+        self.shape, self.has_begun = OPENAI, False
+        self._watch: Watch | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._commenting: asyncio.Task[None] | None = None
 
     def watched_by(self, watch: Watch) -> None:
         """From now on this watch ends what is sent and not taken."""
