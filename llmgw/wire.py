@@ -110,6 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._line = _Line(transport, self)
+        # Uvicorn asks its logger alone, which others may have given a handler meanwhile.
+        self.access_log = self.access_log and self.config.access_log
         self._by_all = _BY_ALL_LOGGED if self.access_log else _BY_ALL
         self._is_said, self._once_more = False, b""  # asked for often, and so not left to the class
         self._is_proxy = isinstance(self.app, ProxyHeadersMiddleware) and (

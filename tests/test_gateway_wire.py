@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import resource
@@ -94,6 +95,17 @@ def test_nobody_can_fill_the_log_with_it(play: Play, line: bytes, caplog: pytest
         connection.sendall(play.request(_chat()).replace(b"\r\nHost:", b"\r\n" + line + b"\r\nHost:"))
         assert _read(connection)[0] in (200, 400)
     assert not [each for each in caplog.records if each.levelname != "INFO"]
+
+
+def test_no_access_is_logged_whoever_listens(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """And so answers take the way here that they take in production."""
+    logger = logging.getLogger("uvicorn.access")
+    logger.addHandler(caplog.handler)
+    try:
+        assert _is_served(play)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [each for each in caplog.records if each.name == logger.name]
 
 
 # --- the two ways of an answer ------------------------------------------------------------------------------
