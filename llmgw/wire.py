@@ -32,7 +32,7 @@ _INVALID = (
     b"Invalid HTTP request received."
 )
 
-_PLAIN_PATH = re.compile(rb"/v1/[A-Za-z0-9/_.-]{0,200}")
+_PLAIN_PATH, _LONGEST = re.compile(rb"/v1/[A-Za-z0-9/_.-]*"), 200
 DIRECT = "llmgw.direct"
 """In the state that an application fills as it starts up: what answers an `Exchange`, so that what is under
 /v1/ need not pass all the others."""
@@ -50,7 +50,7 @@ _SCHEMES = frozenset(("http", "https", "ws", "wss"))
 @lru_cache(maxsize=256)
 def _plain_path(url: bytes) -> str:
     """Of what has many requests: there is nothing in it to decode, and nothing to cut off. Empty where that
-    is not so."""
+    is not so. What clients send is kept here: not to be asked of any that is longer than `_LONGEST`."""
     return url.decode() if _PLAIN_PATH.fullmatch(url) else ""
 
 
@@ -200,6 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._once_more = self._head_without_upgrade()
         elif (
             parser.get_method() == b"POST"
+            and len(self.url) <= _LONGEST
             and (path := _plain_path(self.url))
             and parser.get_http_version() == "1.1"
             and self.limit_concurrency is None

@@ -11,6 +11,7 @@ import resource
 import select
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -252,6 +253,25 @@ def test_an_engine_hears_nothing_that_belongs_to_the_connection_or_the_client(pl
     assert told["content-type"] == "application/json"
     assert told["host"] != "localhost"
     assert play.key not in told["authorization"]
+
+
+def test_of_paths_that_lead_nowhere_nothing_is_kept(play: Play) -> None:
+    def ask(number: int) -> None:
+        path = b"/v1/%04d" % number + b"x" * 60_000
+        connection.sendall(play.request(_chat()).replace(b"/v1/chat/completions", path))
+        assert _read(connection)[0] == 404
+
+    with play.web.connection() as connection:
+        for number in range(5):
+            ask(number)
+        tracemalloc.start()
+        try:
+            for number in range(5, 55):
+                ask(number)
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert kept_bytes < 1_000_000 < 50 * 60_000
 
 
 @pytest.mark.parametrize("ends", [b"\r\n", b"\n"], ids=["CR LF", "LF"])
