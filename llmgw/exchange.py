@@ -100,7 +100,8 @@ class Exchange(RequestResponseCycle):
     def watch_for_leaving(self, when_left: Callable[[], object]) -> None:
         """To be called once the client leaves, until the answer is complete or this is taken back."""
         self._when_left = when_left
-        self.flow.resume_reading()  # a large body paused it, and a connection that is not read never ends
+        if self.flow.read_paused:
+            self.flow.resume_reading()  # a large body paused it, and a connection that is not read never ends
 
     def stop_watching(self) -> None:
         self._when_left = None

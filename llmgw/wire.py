@@ -344,7 +344,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answering.body = bytearray()
         if self._is_said or self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._is_in_message:
