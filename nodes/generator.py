@@ -230,8 +230,10 @@ class _Connections:
                 )
         except TimeoutError:
             exchange.fail("it did not accept a connection in time")
-        except ssl.SSLError:
+        except ssl.SSLCertVerificationError:
             exchange.fail("its certificate is not trusted")
+        except ssl.SSLError:
+            exchange.fail("it does not speak TLS")
         except (OSError, UnicodeError):  # a name that cannot be one is the latter
             exchange.fail("it refused the connection")
         else:

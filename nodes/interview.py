@@ -286,6 +286,8 @@ class Interview:
                 status = response.status
         except aiohttp.ServerFingerprintMismatch:
             raise EngineGone("shows another certificate than its engine was started with") from None
+        except aiohttp.ClientSSLError:
+            raise EngineGone("does not speak TLS as its node tells") from None
         except (aiohttp.ClientError, OSError, TimeoutError):
             raise EngineGone("is gone: its engine takes no connection any more") from None
         if status != 200:

@@ -141,7 +141,11 @@ def test_who_asks_the_engine_past_the_gateway_knows_it_as_well(scene: Scene) -> 
     with pytest.raises(OSError, match=r"refused|reset|closed|[Rr]emote"):
         ask(origin.url.replace("https", "http") + "/health")
 
-    for certificate, problem in ((origin.certificate, ""), ("0" * 64, f"it {STRANGE}")):
+    for certificate, problem in (
+        (origin.certificate, ""),
+        ("0" * 64, f"it {STRANGE}"),
+        ("", "its certificate is not trusted"),
+    ):
         with Generator(Aim(origin.url, origin.key, certificate)) as generator:
             volley = generator.begin([Ask(0, 0.0, Row(4, 2))], Prompts("m", "a", 0.0).body)
             assert volley.wait(10)

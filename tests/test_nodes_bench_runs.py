@@ -95,7 +95,7 @@ def test_each_request_is_told_by_its_tokens(sim: Sim) -> None:
         pytest.param(lambda sim: Aim("http://127.0.0.1:9", ""), "it refused the connection", id="nobody"),
         pytest.param(
             lambda sim: Aim(sim.url.replace("http", "https"), ""),
-            "its certificate is not trusted",
+            "it does not speak TLS",
             id="no TLS",
         ),
     ],

@@ -140,6 +140,12 @@ async def test_an_engine_that_is_not_there_is_told_at_once() -> None:
     assert await gone(sim.url) == ("is gone: its engine takes no connection any more (health)", set())
 
 
+async def test_an_engine_that_does_not_speak_tls_is_not_called_gone() -> None:
+    with serving() as sim:
+        says, _ = await gone(sim.url.replace("http", "https"))
+    assert says == "does not speak TLS as its node tells (health)"
+
+
 async def test_an_engine_that_points_elsewhere_is_not_followed() -> None:
     paths: set[str] = set()
 
