@@ -176,6 +176,10 @@ def test_every_door_tells_that_it_speaks_tls(scene: Scene, client: Client) -> No
     page = client.get(f"/admin/nodes/replica/{replica.pk}/change/").content.decode()
     assert f"SHA-256 {scene.checksum}" in page
     assert ", over TLS" in page
+    for port, is_plain in ((18_000, True), (None, False)):
+        Rank.objects.update(certificate="", port=port)
+        page = client.get(f"/admin/nodes/replica/{replica.pk}/change/").content.decode()
+        assert ("none: plain HTTP" in page) is is_plain
     node = client.get(f"/admin/nodes/node/{Rank.objects.get().node_id}/change/").content.decode()
     assert "engines speak" in node.lower()
     assert ">TLS<" in node

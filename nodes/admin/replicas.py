@@ -149,7 +149,9 @@ class ReplicaAdmin(ReadOnlyAdmin):
     @admin.display(description="its certificate")
     def shows(self, replica: Replica) -> str:
         rank = next(iter(replica.ranks.all()), None)
-        return f"SHA-256 {rank.certificate}" if rank and rank.certificate else "none: plain HTTP"
+        if rank is None or rank.port is None:  # it shows nothing yet, or nothing that can be believed
+            return "-"
+        return f"SHA-256 {rank.certificate}" if rank.certificate else "none: plain HTTP"
 
     @admin.display(description="GPUs")
     def gpus(self, replica: Replica) -> str:
