@@ -31,7 +31,6 @@ from tests.agent_process import KEY, AgentProcess, ask, assignment, llama_server
 from tests.engine_stand_in import stand_in
 from tests.test_agent_configuration import PODMAN, told
 from tests.vllm_program import PROGRAM, make_vllm_model
-from tests.waiting import wait_until
 
 __all__ = ["told"]  # a fixture
 
@@ -278,15 +277,15 @@ def test_a_build_of_llama_server_without_tls_is_told_of(agent: AgentProcess, tmp
     if llama_server() is None:
         pytest.skip("no llama-server that runs on this processor")
     (tmp_path / "m.gguf").touch()
-    wanted = assignment(engine="llamacpp", source=str(tmp_path / "m.gguf"), gpus=[])
-    agent.put(wanted)
-    rank = wait_until(
-        lambda: found if (found := agent.rank(wanted["replica"]))["state"] in ("failed", "ready") else None,
-        "the start to come to an end",
-        tell=agent.story,
-        timeout_s=30,
-    )
-    if rank.get("cause") == "corrupt_weights":  # it got further
+
+    def end_of_a_start() -> Any:
+        wanted = assignment(engine="llamacpp", source=str(tmp_path / "m.gguf"), gpus=[])
+        agent.put(wanted)
+        return agent.wait_for(wanted["replica"], "failed", timeout_s=30)
+
+    # On a busy machine one in five ends before it has written its last words.
+    rank = next(rank for _ in range(10) if (rank := end_of_a_start())["cause"] != "unknown")
+    if rank["cause"] == "corrupt_weights":  # it got further
         pytest.skip("this llama-server was built with TLS")
     assert (rank["cause"], rank["kind"]) == ("no_tls", "node")
     assert rank["reason"] == (
