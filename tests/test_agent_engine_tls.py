@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import sys
 import threading
 import urllib.error
@@ -30,7 +29,6 @@ from nodes.protocol import Launch, RankReport, read, to_json
 from tests.agent_process import KEY, AgentProcess, ask, assignment, llama_server
 from tests.engine_stand_in import stand_in
 from tests.test_agent_configuration import PODMAN, told
-from tests.vllm_program import PROGRAM, make_vllm_model
 
 __all__ = ["told"]  # a fixture
 
@@ -292,37 +290,6 @@ def test_a_build_of_llama_server_without_tls_is_told_of(agent: AgentProcess, tmp
         "This build of llama-server speaks no TLS, which --engine-tls asks for; put one that was built with "
         "OpenSSL on the node, or start its agent without --engine-tls."
     )
-
-
-@pytest.mark.skipif(not PROGRAM, reason="LLMGW_TEST_VLLM names no vllm")
-@pytest.mark.timeout(900)
-def test_a_real_vllm_answers_over_tls_alone(home: Home, tmp_path: Path) -> None:
-    options = ("--engine-tls", "--engine", f"vllm={PROGRAM}", "--stop-grace", "30s")
-    with AgentProcess(tmp_path, *options, tls=(home.certificate, home.key)) as agent:
-        wanted = assignment(
-            *("--enforce-eager", "--dtype", "float32"),
-            engine="vllm",
-            source=str(make_vllm_model(tmp_path)),
-            gpus=[],
-            env={"VLLM_CPU_KVCACHE_SPACE": "1"},
-            launch={"context_length": 512},
-            startup_timeout_s=600,
-        )
-        assert agent.put(wanted).status == 200, agent.story()
-        rank = agent.wait_for(wanted["replica"], "ready", timeout_s=600)
-        assert (rank["certificate"], rank["context_length"]) == (home.checksum(), 512)
-        said = ask(
-            f"https://127.0.0.1:{rank['port']}/v1/chat/completions",
-            "POST",
-            body={"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
-            headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
-            certificate=home.certificate,
-        )
-        assert said.json["usage"]["completion_tokens"] == 1
-        with pytest.raises((OSError, http.client.HTTPException)):
-            health(rank, home.certificate, scheme="http")
-        agent.delete(rank["replica"], drain="2m")
-        agent.wait_for(rank["replica"], "stopped", timeout_s=120)
 
 
 def test_an_engine_keeps_the_certificate_that_it_began_with(
