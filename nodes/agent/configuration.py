@@ -47,10 +47,10 @@ class Identity:
 class Configuration:
     """tls: the certificate and the key that the agent's door shows, None for plain HTTP. engine_tls: whether
     engines are started with these too. control_plane: where it tells that something has changed, empty for
-    nowhere. engines: by name, the words that stand in front of
-    its arguments. roots: folders that sources and questions about paths may lead into, none for anywhere.
-    meeting_address: where other nodes' ranks reach this one, empty where none does. store_limit_bytes,
-    fetch_bytes_per_s: 0 for none. fetches: at the same time."""
+    nowhere. engines: by name, the words that stand in front of its arguments. roots: folders that sources and
+    questions about paths may lead into, none for anywhere. meeting_address: where other nodes' ranks reach
+    this one, empty where none does. store_limit_bytes, fetch_bytes_per_s: 0 for none. fetches: at the same
+    time."""
 
     identity: Identity
     state: Path
